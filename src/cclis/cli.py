@@ -1,0 +1,233 @@
+"""The command `cclis`. Thin: it parses, calls, and turns an InputError into exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
+from rich.console import Console
+
+from cclis import __version__
+from cclis.config import (
+    AugmentationOptions,
+    CCLISOptions,
+    EvaluationOptions,
+    NetworkOptions,
+    RunOptions,
+    StreamOptions,
+    TrainingOptions,
+    config_class,
+    make_config,
+    read_yaml,
+    recipe_for,
+    recipe_path,
+    recipes,
+)
+from cclis.errors import InputError
+from cclis.progress import Progress
+
+set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+GROUPS: tuple[type, ...] = (
+    StreamOptions,
+    RunOptions,
+    TrainingOptions,
+    CCLISOptions,
+    NetworkOptions,
+    AugmentationOptions,
+    EvaluationOptions,
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run(arguments)
+    except InputError as error:
+        print(f"cclis: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("cclis: interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(arguments: list[str]) -> int:
+    arguments = [_resolve_recipe(arguments, place) for place in range(len(arguments))]
+    parser = ArgumentParser(
+        prog="cclis",
+        description="Continual learning of image classes with a small replay memory.",
+        version=__version__,
+    )
+    commands = parser.add_subcommands(required=True, dest="command")
+    commands.add_subcommand("train", _train_parser(arguments), help="learn a benchmark")
+    commands.add_subcommand("evaluate", _evaluate_parser(), help="evaluate a run again")
+    commands.add_subcommand("benchmarks", ArgumentParser(), help="list benchmarks and recipes")
+    commands.add_subcommand("data", _data_parser(), help="list, check and download datasets")
+    parsed = parser.parse_args(arguments)
+    run = {"train": _train, "evaluate": _evaluate, "benchmarks": _benchmarks, "data": _data}
+    run[parsed.command](parsed[parsed.command])
+    return 0
+
+
+def _train_parser(arguments: list[str]) -> ArgumentParser:
+    """The parser for the method asked for, with the recipe for its benchmark as defaults."""
+    hint = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in ("--benchmark", "--method", "--config"):
+        hint.add_argument(name)
+    hint.add_argument("--memory", type=int)
+    try:
+        given = vars(hint.parse_known_args(arguments)[0])
+    except argparse.ArgumentError:
+        given = {}
+    asked = {name: value for name, value in given.items() if value is not None}
+    file = asked.pop("config", None)
+    if file is not None and Path(file).is_file():
+        asked = {**read_yaml(Path(file)), **asked}
+    kind = config_class(str(asked.get("method", RunOptions.method)))
+    parser = ArgumentParser(description="Learn a benchmark task by task.")
+    parser.add_argument(
+        "--config",
+        action="config",
+        help="YAML file of settings, or a recipe by name; `cclis benchmarks` lists them.",
+    )
+    for group in GROUPS:
+        if issubclass(kind, group):
+            parser.add_class_arguments(group)
+    parser.set_defaults({field.name: field.default for field in dataclasses.fields(kind)})
+    benchmark = str(asked.get("benchmark", StreamOptions.benchmark))
+    recipe = recipe_for(benchmark, str(asked.get("method", RunOptions.method)), asked.get("memory"))
+    if recipe is not None and file is None:
+        parser.set_defaults(read_yaml(recipe_path(recipe)))
+    return parser
+
+
+def _train(options: Namespace) -> None:
+    settings = options.as_dict()
+    settings.pop("config", None)
+    config = make_config(settings.pop("method"), settings)
+
+    from cclis.experiment import train
+    from cclis.report.table import result_tables
+
+    run = train(config, Progress())
+    result = run.result
+    console = Console()
+    console.print(result_tables(result))
+    console.print(
+        f"learned in {result['seconds']['train']:.1f} s "
+        f"({result['images_per_second']:,.0f} images/s), {result['seconds']['total']:.1f} s in all",
+        highlight=False,
+    )
+    console.print(f"report   {run.path / 'report.html'}", highlight=False, soft_wrap=True)
+    console.print(f"numbers  {run.path / 'result.json'}", highlight=False, soft_wrap=True)
+
+
+def _evaluate_parser() -> ArgumentParser:
+    parser = ArgumentParser(description="Evaluate the checkpoints of a run again.")
+    parser.add_argument("run", help="run directory")
+    parser.add_argument("--data", type=str | None, help="where the datasets lie now")
+    parser.add_argument("--device", type=str | None, help="where to compute: auto, cpu, cuda, mps")
+    parser.add_argument("--output", type=str | None, help="write the numbers to this JSON file")
+    for field in dataclasses.fields(EvaluationOptions):
+        kind = type(field.default)
+        parser.add_argument(f"--{field.name}", type=kind | None, help="[default: as the run had]")
+    return parser
+
+
+def _evaluate(options: Namespace) -> None:
+    from cclis.experiment import reevaluate
+    from cclis.files import write_json
+    from cclis.report.table import result_tables
+    from cclis.runs import Run
+
+    output = Path(options.output) if options.output else None
+    if output is not None and output.exists():
+        raise InputError(f"{output} exists already; choose another --output or remove it")
+    run = Run.open(options.run)
+    given = {f.name: options[f.name] for f in dataclasses.fields(EvaluationOptions)}
+    changed = {name: value for name, value in given.items() if value is not None}
+    config = dataclasses.replace(run.config, **changed)
+    result = reevaluate(
+        run, data=options.data, device=options.device, options=config, progress=Progress()
+    )
+    Console().print(result_tables(result))
+    if output is not None:
+        write_json(output, result)
+
+
+def _benchmarks(options: Namespace) -> None:
+    from rich.table import Table
+
+    from cclis.data.benchmarks import BENCHMARKS
+
+    table = Table("benchmark", "tasks", "what it is", "recipes", title_justify="left")
+    for name, spec in BENCHMARKS.items():
+        found = [recipe.split("/")[1] for recipe in recipes() if recipe.split("/")[0] == name]
+        sizes = f"{len(spec.sizes)} × {spec.sizes[0]} classes" if spec.sizes else "--tasks"
+        table.add_row(name, sizes, spec.about, ", ".join(found))
+    Console().print(table)
+
+
+def _data_parser() -> ArgumentParser:
+    parser = ArgumentParser(description="List the datasets that are here and check them.")
+    parser.add_argument("name", nargs="?", help="one benchmark alone")
+    parser.add_argument("--data", type=str | None, help="folder of the datasets")
+    parser.add_argument("--download", action="store_true", help="fetch what is missing")
+    parser.add_argument("--thorough", action="store_true", help="compare every file's checksum")
+    return parser
+
+
+def _data(options: Namespace) -> None:
+    from rich.table import Table
+
+    from cclis.data.download import ARCHIVES, check, default_root, download
+    from cclis.errors import unknown
+
+    if options.name is not None and options.name not in ARCHIVES:
+        raise unknown("dataset", options.name, ARCHIVES)
+    if options.download and options.name is None:
+        raise InputError("say which one to download: cclis data NAME --download")
+    root = Path(options.data) if options.data else default_root()
+    names = [options.name] if options.name else list(ARCHIVES)
+    if options.download:
+        download(options.name, root, Progress())
+    table = Table("dataset", "state", "where", title_justify="left")
+    if options.name is None:
+        table.add_row("split-digits", "present", "ships with scikit-learn")
+    problems = []
+    for name in names:
+        found = check(name, root, thorough=options.thorough)
+        state = "present" if found.present else "missing"
+        table.add_row(name, "damaged" if found.problem else state, str(found.where or root))
+        problems += [found.problem] if found.problem else []
+    Console().print(table)
+    if problems:
+        raise InputError("; ".join(problems))
+
+
+def _resolve_recipe(arguments: list[str], place: int) -> str:
+    """An argument as it stands, or the file of the recipe that `--config NAME` asks for."""
+    text = arguments[place]
+    if place and arguments[place - 1] == "--config":
+        return _recipe_file(text)
+    if text.startswith("--config="):
+        return "--config=" + _recipe_file(text.removeprefix("--config="))
+    return text
+
+
+def _recipe_file(name: str) -> str:
+    if Path(name).exists():
+        return name
+    if name.endswith((".yaml", ".yml")):
+        raise InputError(f"there is no file {name}")
+    return str(recipe_path(name))
+
+
+def entry() -> None:
+    """The console script."""
+    sys.exit(main())

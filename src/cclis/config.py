@@ -1,0 +1,305 @@
+"""Every setting of a run, as frozen dataclasses; the command line and the YAML come from them.
+
+The groups below are mixed into one flat `Config`, so that a person writes `--epochs 20`, while a
+function that needs only the network's settings asks for `NetworkOptions`. Each method has its own
+`Config` with its own fields and defaults, listed in `CONFIGS`. No torch here: `--help` is fast.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import yaml
+
+from cclis.errors import InputError, unknown
+
+Precision = Literal["32-true", "bf16-mixed"]
+Encoder = Literal["auto", "conv", "resnet18", "resnet34", "resnet50"]
+Crop = Literal["resized", "padded", "none"]
+Selection = Literal["proposal", "random"]
+
+
+class Options:
+    """A group of settings that checks itself."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            _check(field.name, getattr(self, field.name))
+
+
+@dataclass(frozen=True)
+class StreamOptions(Options):
+    """The stream of tasks."""
+
+    benchmark: str = "split-digits"
+    """What to learn; `cclis benchmarks` lists the names."""
+    data: str | None = None
+    """Folder of the datasets, or the folder or file of your own data [default: a cache folder]."""
+    tasks: int | list[int] | None = None
+    """Number of tasks, or how many classes each has [default: as the benchmark is defined]."""
+    class_order: int | None = None
+    """Seed that permutes the order in which classes arrive [default: the dataset's order]."""
+    image_size: int | None = None
+    """Side that images of an image folder are resized to [default: as they are]."""
+    limit: int | None = None
+    """Samples of each class to use, of the training and of the test split [default: all]."""
+
+
+@dataclass(frozen=True)
+class RunOptions(Options):
+    """The run itself."""
+
+    method: str = "cclis"
+    """How to learn it: cclis, finetune."""
+    memory: int = 200
+    """How many samples of past tasks may be kept."""
+    seed: int = 0
+    """Seed of everything random."""
+    output: str | None = None
+    """Run folder, new or empty [default: a new one under runs/]."""
+    device: str = "auto"
+    """Where to compute: auto, cpu, cuda, mps."""
+    precision: Precision = "32-true"
+    """Arithmetic of the network; losses are always computed in 32 bits."""
+
+
+@dataclass(frozen=True)
+class NetworkOptions(Options):
+    """The network."""
+
+    encoder: Encoder = "auto"
+    """Encoder; auto takes conv for grey images up to 28 pixels, resnet18 otherwise."""
+    width: int = 64
+    """Channels of the encoder's first stage."""
+    embedding: int = 128
+    """Dimensions of the unit-norm embedding."""
+
+
+@dataclass(frozen=True)
+class AugmentationOptions(Options):
+    """What happens to every training image, drawn anew each time."""
+
+    crop: Crop = "resized"
+    """Random resized crop, random shift with zero padding, or none."""
+    crop_scale: float = 0.2
+    """Smallest share of the image's area that a resized crop keeps."""
+    padding: int = 4
+    """Largest shift of a padded crop, in pixels."""
+    flip: float = 0.5
+    """Probability of a horizontal flip."""
+    jitter: float = 0.8
+    """Probability of changing brightness, contrast, saturation and hue."""
+    jitter_strength: float = 1.0
+    """How far the jitter may go: at 1, factors of 0.6 to 1.4 and a tenth of the colour circle."""
+    grayscale: float = 0.2
+    """Probability of turning grey."""
+    blur: float = 0.0
+    """Probability of a Gaussian blur."""
+
+
+@dataclass(frozen=True)
+class TrainingOptions(Options):
+    """The training loop."""
+
+    epochs: int = 50
+    """Epochs of every task."""
+    first_epochs: int | None = None
+    """Epochs of the first task [default: as the others]."""
+    batch_size: int = 64
+    """Samples of a batch, replayed ones included."""
+    replay_share: float | None = None
+    """Share of replayed samples in a batch [default: in proportion, memory to task]."""
+    learning_rate: float = 0.1
+    """Learning rate after the warm-up."""
+    momentum: float = 0.9
+    """Momentum of SGD."""
+    weight_decay: float = 1e-4
+    """Weight decay of SGD."""
+    warmup_epochs: int = 10
+    """Epochs of linear warm-up at the start of each task; a fifth of the epochs at most."""
+
+
+@dataclass(frozen=True)
+class EvaluationOptions(Options):
+    """How accuracy is measured after every task."""
+
+    probe_epochs: int = 100
+    """Epochs of the linear probe."""
+    probe_learning_rate: float = 0.01
+    """Learning rate of the linear probe, times 0.2 after 60, 75 and 90 % of its epochs."""
+    probe_batch_size: int = 256
+    """Batch size of the linear probe."""
+    mean_passes: int = 10
+    """Augmented passes over the visible samples from which class means are taken."""
+
+
+@dataclass(frozen=True)
+class Config(
+    EvaluationOptions,
+    TrainingOptions,
+    AugmentationOptions,
+    NetworkOptions,
+    RunOptions,
+    StreamOptions,
+):
+    """All settings that every method has."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.tasks, list) and (not self.tasks or min(self.tasks) < 1):
+            raise InputError(f"tasks must hold at least one class each, not {self.tasks}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field by name, ready for YAML or JSON."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class CCLISOptions(Options):
+    """The method cclis."""
+
+    temperature: float = 0.5
+    """τ of the contrastive loss and of the proposal."""
+    distill_weight: float = 0.6
+    """λ: weight of the distillation."""
+    teacher_temperature: float = 0.1
+    """κ_past of the distillation."""
+    student_temperature: float = 0.2
+    """κ_cur of the distillation."""
+    prototype_learning_rate: float = 0.01
+    """Learning rate of the prototypes."""
+    score_passes: int = 5
+    """Augmented passes over which a sample's score is averaged."""
+    importance_sampling: bool = True
+    """Weigh replayed samples by their proposal (Eq. 10); false weighs all alike."""
+    selection: Selection = "proposal"
+    """Odds of being kept: the proposal (Eq. 12), or equal."""
+    distillation: bool = True
+    """Distil the previous model's prototype-instance relations (Eq. 14)."""
+
+
+@dataclass(frozen=True)
+class CCLISConfig(CCLISOptions, Config):
+    """Settings of `cclis`."""
+
+
+@dataclass(frozen=True)
+class FinetuneConfig(Config):
+    """Settings of `finetune`: cross-entropy on one task after another, nothing kept."""
+
+    method: str = "finetune"
+    memory: int = 0
+    crop: Crop = "padded"
+    padding: int = 1
+    jitter: float = 0.0
+    grayscale: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.memory:
+            raise InputError(f"finetune keeps no samples: memory must be 0, not {self.memory}")
+
+
+CONFIGS: dict[str, type[Config]] = {"cclis": CCLISConfig, "finetune": FinetuneConfig}
+
+_AT_LEAST_ONE = {
+    "epochs", "first_epochs", "batch_size", "width", "embedding", "image_size", "tasks",
+    "limit",
+    "probe_epochs", "probe_batch_size", "mean_passes", "score_passes",
+}  # fmt: skip
+_NOT_NEGATIVE = {
+    "memory", "seed", "padding", "momentum", "weight_decay", "warmup_epochs", "distill_weight",
+    "class_order",
+}  # fmt: skip
+_POSITIVE = {
+    "learning_rate", "probe_learning_rate", "prototype_learning_rate",
+    "temperature", "teacher_temperature", "student_temperature", "crop_scale",
+}  # fmt: skip
+_SHARE = {"flip", "jitter", "grayscale", "blur", "crop_scale", "replay_share"}
+_STRONGEST_JITTER = 2.5  # beyond it a factor could turn negative and invert the image
+
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "precision": get_args(Precision),
+    "encoder": get_args(Encoder),
+    "crop": get_args(Crop),
+    "selection": get_args(Selection),
+}
+
+
+def _check(name: str, value: Any) -> None:
+    if name in _CHOICES and value not in _CHOICES[name]:
+        raise unknown(name, str(value), _CHOICES[name])
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return
+    for names, holds, rule in (
+        (_AT_LEAST_ONE, value >= 1, "at least 1"),
+        (_NOT_NEGATIVE, value >= 0, "0 or more"),
+        (_POSITIVE, value > 0, "greater than 0"),
+        (_SHARE, 0 <= value <= 1, "between 0 and 1"),
+        ({"jitter_strength"}, 0 <= value <= _STRONGEST_JITTER, "between 0 and 2.5"),
+    ):
+        if name in names and not (math.isfinite(value) and holds):
+            raise InputError(f"{name} must be {rule}, not {value}")
+
+
+def config_class(method: str) -> type[Config]:
+    """The settings of a method."""
+    if method not in CONFIGS:
+        raise unknown("method", method, CONFIGS)
+    return CONFIGS[method]
+
+
+def make_config(method: str, settings: dict[str, Any]) -> Config:
+    """The config of a method with these settings; an unknown one is refused by name."""
+    kind = config_class(method)
+    names = {field.name for field in dataclasses.fields(kind)}
+    for name in settings:
+        if name not in names:
+            raise unknown(f"setting of {method}", name, names)
+    return kind(**{**settings, "method": method})
+
+
+def recipes() -> list[str]:
+    """Names of the recipes that ship with the package, such as seq-cifar10/cclis-200."""
+    root = _recipe_root()
+    return sorted(str(path.relative_to(root).with_suffix("")) for path in root.rglob("*.yaml"))
+
+
+def recipe_path(name: str) -> Path:
+    """The file of a recipe that ships with the package."""
+    if name not in recipes():
+        raise unknown("recipe", name, recipes())
+    return _recipe_root() / f"{name}.yaml"
+
+
+def recipe_for(benchmark: str, method: str, memory: int | None) -> str | None:
+    """The recipe for this row of the paper, or the one tuned for the nearest memory."""
+    sizes = {
+        int(name.rsplit("-", 1)[1]): name
+        for name in recipes()
+        if name.rsplit("-", 1)[0] == f"{benchmark}/{method}"
+    }
+    if not sizes:
+        return None
+    return sizes[min(sizes, key=lambda size: (abs(size - memory), size) if memory else (size, 0))]
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file that holds settings by name."""
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"cannot read {path}: {error}") from None
+    if not isinstance(loaded, dict):
+        raise InputError(f"{path} must hold settings as 'name: value' lines")
+    return loaded
+
+
+def _recipe_root() -> Path:
+    return Path(str(resources.files("cclis"))) / "recipes"

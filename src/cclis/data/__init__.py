@@ -1,0 +1,1 @@
+"""Streams of image classes: reading, splitting into tasks, batching, augmenting."""

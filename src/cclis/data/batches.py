@@ -1,0 +1,78 @@
+"""The order of an epoch: how samples of the task and of the memory are mixed into batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cclis.errors import InputError
+
+
+@dataclass(frozen=True)
+class Mix:
+    """How many samples of each kind every batch has; shapes stay the same all task long.
+
+    Attributes:
+        task: Samples of the current task in a batch.
+        replay: Replayed samples in a batch.
+        steps: Batches of an epoch.
+    """
+
+    task: int
+    replay: int
+    steps: int
+
+    @property
+    def batch(self) -> int:
+        """Samples of a batch."""
+        return self.task + self.replay
+
+
+def mix(task: int, memory: int, batch_size: int, replay_share: float | None = None) -> Mix:
+    """The mix for a task and a memory of these sizes.
+
+    Args:
+        task: Samples of the task.
+        memory: Samples of the memory.
+        batch_size: Samples of a batch; all samples at once where there are fewer.
+        replay_share: Share of replayed samples in a batch; None takes them in proportion.
+    """
+    if task < 1:
+        raise InputError("a task needs at least one sample")
+    batch = min(batch_size, task + memory)
+    share = memory / (memory + task) if replay_share is None else replay_share
+    replay = 0
+    if memory and share > 0:
+        # Rounding must not leave a memory unused, nor a task unlearned.
+        replay = min(max(1, round(batch * share)), batch - 1)
+    return Mix(batch - replay, replay, -(-(task + memory) // batch))
+
+
+def epoch(
+    task: int, memory: int, how: Mix, generator: torch.Generator
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Indices into the task and into the memory, batch after batch.
+
+    Each kind is passed through in random order, and again in a new order where an epoch needs
+    more than there are.
+    """
+    of_task = _repeated_permutation(task, how.task * how.steps, generator)
+    of_memory = _repeated_permutation(memory, how.replay * how.steps, generator)
+    for step in range(how.steps):
+        yield (
+            of_task[step * how.task : (step + 1) * how.task],
+            of_memory[step * how.replay : (step + 1) * how.replay],
+        )
+
+
+def _repeated_permutation(size: int, length: int, generator: torch.Generator) -> Tensor:
+    if length == 0:
+        return torch.empty(0, dtype=torch.int64, device=generator.device)
+    rounds = [
+        torch.randperm(size, generator=generator, device=generator.device)
+        for _ in range(-(-length // size))
+    ]
+    return torch.cat(rounds)[:length]

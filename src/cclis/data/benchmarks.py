@@ -1,0 +1,218 @@
+"""Streams of tasks. The only place that knows which class belongs to which task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from cclis.config import StreamOptions
+from cclis.data.download import default_root
+from cclis.data.images import ImageSet
+from cclis.data.readers import (
+    Dataset,
+    Split,
+    read_cifar10,
+    read_cifar100,
+    read_digits,
+    read_image_folder,
+    read_npz,
+    read_tiny_imagenet,
+)
+from cclis.errors import InputError, unknown
+from cclis.progress import QUIET, Progress
+
+Reader = Callable[[Path, StreamOptions, Progress], Dataset]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task of a stream.
+
+    Attributes:
+        index: Its place in the stream, from 0.
+        classes: Its classes, as their indices in order of arrival.
+        names: What these classes are called.
+        train: Samples to learn from.
+        test: Samples to be judged by.
+    """
+
+    index: int
+    classes: tuple[int, ...]
+    names: tuple[str, ...]
+    train: ImageSet
+    test: ImageSet
+
+
+class Benchmark:
+    """A stream of tasks with classes never seen before.
+
+    Iterating reads one task after another, so that no more than one need be in memory.
+
+    Args:
+        name: What it is called.
+        dataset: All images.
+        sizes: How many classes each task has; classes left over are not used.
+        order: The dataset's classes in order of arrival.
+        limit: How many samples of each class to use of each split; None uses all.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dataset: Dataset,
+        sizes: Sequence[int],
+        order: Sequence[int],
+        limit: int | None = None,
+    ):
+        if sum(sizes) > len(order):
+            raise InputError(f"tasks of {list(sizes)} classes need more than the {len(order)} here")
+        self.name = name
+        self.task_sizes = tuple(sizes)
+        self._dataset, self._order, self._limit = dataset, tuple(order[: sum(sizes)]), limit
+        self.class_names = tuple(dataset.class_names[c] for c in self._order)
+
+    @property
+    def classes(self) -> int:
+        """Number of classes of all tasks."""
+        return len(self._order)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels."""
+        height, width, channels = self._dataset.train.images.shape[1:]
+        return int(height), int(width), int(channels)
+
+    def __len__(self) -> int:
+        return len(self.task_sizes)
+
+    def __iter__(self) -> Iterator[Task]:
+        return (self[index] for index in range(len(self)))
+
+    def __getitem__(self, index: int) -> Task:
+        if not 0 <= index < len(self):
+            raise IndexError(f"{self.name} has tasks 0 to {len(self) - 1}, not {index}")
+        first = sum(self.task_sizes[:index])
+        classes = tuple(range(first, first + self.task_sizes[index]))
+        return Task(
+            index,
+            classes,
+            tuple(self.class_names[c] for c in classes),
+            self._subset(self._dataset.train, classes),
+            self._subset(self._dataset.test, classes),
+        )
+
+    def _subset(self, split: Split, classes: Sequence[int]) -> ImageSet:
+        arrival = np.full(len(self._dataset.class_names), -1, dtype=np.int64)
+        arrival[[self._order[c] for c in classes]] = classes
+        chosen = np.flatnonzero(arrival[split.labels] >= 0)
+        if self._limit is not None:
+            chosen = _first_of_each(chosen, split.labels[chosen], self._limit)
+        subset = split.subset(chosen)
+        return ImageSet(subset.images, torch.from_numpy(arrival)[subset.labels])
+
+
+def _first_of_each(chosen: np.ndarray, labels: np.ndarray, limit: int) -> np.ndarray:
+    kept = [chosen[labels == label][:limit] for label in np.unique(labels)]
+    return np.sort(np.concatenate(kept))
+
+
+@dataclass(frozen=True)
+class Spec:
+    """How a benchmark is read and split.
+
+    Attributes:
+        about: What it is.
+        read: Reads it from a folder.
+        sizes: Classes of each task; None where the data decide.
+    """
+
+    about: str
+    read: Reader
+    sizes: tuple[int, ...] | None = None
+
+
+BENCHMARKS: dict[str, Spec] = {
+    "split-digits": Spec(
+        "8×8 handwritten digits of scikit-learn; no download",
+        lambda root, options, progress: read_digits(),
+        (2,) * 5,
+    ),
+    "seq-cifar10": Spec(
+        "CIFAR-10, 32×32 colour",
+        lambda root, options, progress: read_cifar10(root),
+        (2,) * 5,
+    ),
+    "seq-cifar100": Spec(
+        "CIFAR-100, 32×32 colour",
+        lambda root, options, progress: read_cifar100(root),
+        (20,) * 5,
+    ),
+    "seq-tinyimagenet": Spec(
+        "Tiny-ImageNet, 64×64 colour; its validation split is the test split",
+        lambda root, options, progress: read_tiny_imagenet(root, progress),
+        (20,) * 10,
+    ),
+    "image-folder": Spec(
+        "your images: --data FOLDER with train/CLASS/*.png and test/CLASS/*.png",
+        lambda root, options, progress: read_image_folder(root, options.image_size, progress),
+    ),
+    "npz": Spec(
+        "your arrays: --data FILE.npz with x_train, y_train, x_test, y_test",
+        lambda root, options, progress: read_npz(root),
+    ),
+}
+
+
+def load_benchmark(
+    name: str,
+    root: str | Path | None = None,
+    *,
+    tasks: int | list[int] | None = None,
+    class_order: int | None = None,
+    image_size: int | None = None,
+    limit: int | None = None,
+    progress: Progress = QUIET,
+) -> Benchmark:
+    """A benchmark by name.
+
+    Args:
+        name: One of BENCHMARKS.
+        root: Folder of the datasets, or the folder or file of your own data.
+        tasks: Number of tasks, or the number of classes of each.
+        class_order: Seed that permutes the order in which classes arrive.
+        image_size: Side that images of an image folder are resized to.
+        limit: Samples of each class to use of each split.
+        progress: Where to show that images are decoded.
+    """
+    if name not in BENCHMARKS:
+        raise unknown("benchmark", name, BENCHMARKS)
+    spec = BENCHMARKS[name]
+    if root is None and spec.sizes is None:
+        raise InputError(f"{name} needs --data: {spec.about}")
+    options = StreamOptions(image_size=image_size)
+    dataset = spec.read(Path(root) if root is not None else default_root(), options, progress)
+    order = np.arange(len(dataset.class_names))
+    if class_order is not None:
+        order = np.random.default_rng(class_order).permutation(order)
+    sizes = _task_sizes(tasks, spec.sizes, len(order))
+    return Benchmark(name, dataset, sizes, order.tolist(), limit)
+
+
+def _task_sizes(
+    tasks: int | list[int] | None, default: tuple[int, ...] | None, classes: int
+) -> tuple[int, ...]:
+    if tasks is None and default is not None:
+        return default
+    if tasks is None:
+        # Own data: two classes a task, as far as they go.
+        tasks = max(1, classes // 2)
+    if isinstance(tasks, int):
+        if not 1 <= tasks <= classes:
+            raise InputError(f"{classes} classes cannot be split into {tasks} tasks")
+        share, rest = divmod(classes, tasks)
+        return tuple(share + (index < rest) for index in range(tasks))
+    return tuple(tasks)

@@ -1,0 +1,392 @@
+"""The archives of the published benchmarks: fetched, verified, unpacked, looked after."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import stat
+import tarfile
+import time
+import uuid
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+import pooch
+import requests
+
+from cclis.data.readers import (
+    CIFAR10,
+    CIFAR100,
+    TINY_IMAGENET,
+    CifarLayout,
+    find_tiny_imagenet,
+)
+from cclis.errors import InputError, unknown
+from cclis.progress import QUIET, Progress
+
+ATTEMPTS = 4
+WAIT_SECONDS = 0.5
+"""Before the second attempt; doubled before every later one."""
+TIMEOUT_SECONDS = (10.0, 60.0)
+"""For a connection, and for the next bytes over it."""
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A file to fetch and the folder it unpacks to."""
+
+    url: str
+    filename: str
+    known_hash: str
+    """As pooch writes it: "md5:" and the digits."""
+    folder: str
+    size: int
+    """In bytes."""
+
+    @property
+    def md5(self) -> str:
+        """The digits of the hash alone."""
+        return self.known_hash.removeprefix("md5:")
+
+
+ARCHIVES: dict[str, Archive] = {
+    "seq-cifar10": Archive(
+        url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+        filename="cifar-10-binary.tar.gz",
+        known_hash="md5:c32a1d4ab5d03f1284b67883e8d87530",
+        folder=CIFAR10.binary_folder,
+        size=170_052_171,
+    ),
+    "seq-cifar100": Archive(
+        url="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
+        filename="cifar-100-binary.tar.gz",
+        known_hash="md5:03b5dce01913d631647c71ecec9e9cb8",
+        folder=CIFAR100.binary_folder,
+        size=168_513_733,
+    ),
+    "seq-tinyimagenet": Archive(
+        url="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+        filename="tiny-imagenet-200.zip",
+        known_hash="md5:90528d7ca1a48142e341f4ef8d21d0de",
+        folder=TINY_IMAGENET,
+        size=248_100_043,
+    ),
+}
+
+_FILE_MD5 = {
+    "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
+    "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
+    "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
+    "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
+    "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
+    "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
+    "train.bin": "6172c7755cfe09b2fe270c85cebc1b15",
+    "test.bin": "4499cfba6c016c1be1438163640a0898",
+}
+
+
+def default_root() -> Path:
+    """Where data lies unless told otherwise: $CCLIS_DATA, else the user's cache folder."""
+    named = os.environ.get("CCLIS_DATA")
+    return Path(named).expanduser() if named else Path(pooch.os_cache("cclis"))
+
+
+# ---------------------------------------------------------------------------------- presence
+
+
+@dataclass(frozen=True)
+class Presence:
+    """Whether a benchmark's data can be used.
+
+    Attributes:
+        present: It is there, and nothing is wrong with it.
+        where: Its folder, if there is one.
+        problem: What is wrong with that folder, as a sentence without its full stop.
+    """
+
+    present: bool
+    where: Path | None = None
+    problem: str | None = None
+
+
+def check(name: str, root: Path, *, thorough: bool = False) -> Presence:
+    """Whether the data of the benchmark `name` is in `root`.
+
+    Args:
+        name: A key of ARCHIVES.
+        root: The folder to look in.
+        thorough: Read every byte of CIFAR, count every image of Tiny-ImageNet; otherwise only
+            names and sizes are looked at.
+    """
+    _archive(name)
+    if name == "seq-tinyimagenet":
+        where = find_tiny_imagenet(root)
+        problem = _tiny_imagenet_problem(where, thorough) if where else None
+    else:
+        layout = {"seq-cifar10": CIFAR10, "seq-cifar100": CIFAR100}[name]
+        where, binary = layout.find(root) or (None, False)
+        problem = _cifar_problem(where, binary, layout, thorough) if where else None
+    return Presence(where is not None and problem is None, where, problem)
+
+
+def _cifar_problem(folder: Path, binary: bool, layout: CifarLayout, thorough: bool) -> str | None:
+    for stem, records in {**layout.train, **layout.test}.items():
+        file = folder / (f"{stem}.bin" if binary else stem)
+        if not file.is_file():
+            return f"{file} is missing"
+        if not binary:
+            continue
+        size, expected = file.stat().st_size, records * layout.record_bytes
+        if size != expected:
+            return f"{file} is {size} bytes, but should be {expected}"
+        if thorough and pooch.file_hash(str(file), alg="md5") != _FILE_MD5[file.name]:
+            return f"{file} is not the published one: its MD5 should be {_FILE_MD5[file.name]}"
+    return None
+
+
+def _tiny_imagenet_problem(folder: Path, thorough: bool) -> str | None:
+    listings = ("wnids.txt", "val/val_annotations.txt")
+    for file in (folder / name for name in listings):
+        if not file.is_file():
+            return f"{file} is missing"
+    if thorough:
+        classes = (folder / "wnids.txt").read_text(errors="replace").split()
+        train = sum(1 for _ in folder.glob("train/*/images/*.JPEG"))
+        test = sum(1 for _ in folder.glob("val/images/*.JPEG"))
+        for found, expected, what in (
+            (len(classes), 200, "classes"),
+            (train, 100_000, "training images"),
+            (test, 10_000, "validation images"),
+        ):
+            if found != expected:
+                return f"{folder} holds {found} {what}, but should hold {expected}"
+    return None
+
+
+def _archive(name: str) -> Archive:
+    if name not in ARCHIVES:
+        raise unknown("benchmark to download", name, ARCHIVES)
+    return ARCHIVES[name]
+
+
+# ---------------------------------------------------------------------------------- download
+
+
+def download(name: str, root: Path, progress: Progress = QUIET) -> Path:
+    """Brings the data of the benchmark `name` into `root`, and returns its folder.
+
+    What is there already, unpacked or as an archive put there by hand, is not fetched again. An
+    interrupted download goes on where it stopped.
+    """
+    archive = _archive(name)
+    there = check(name, root)
+    if there.problem:
+        raise InputError(
+            f"{there.problem}. Delete {there.where} and run the same command again to replace it"
+        )
+    if there.where:
+        return there.where
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        path = _retrieve(archive, root, progress)
+        return _unpack(path, root / archive.folder, progress)
+    except OSError as error:
+        raise InputError(
+            f"could not write to {root} ({error.strerror or error}). Make room there, or choose "
+            "another folder"
+        ) from error
+
+
+def _retrieve(archive: Archive, root: Path, progress: Progress) -> Path:
+    target = root / archive.filename
+    fetch = _Fetch(target.with_name(f"{archive.filename}.part"), archive, progress)
+    try:
+        with _quiet(pooch.get_logger()):
+            pooch.retrieve(
+                archive.url, archive.known_hash, archive.filename, root, downloader=fetch
+            )
+    except requests.RequestException as error:
+        also = (
+            f" ({target} is there, but its MD5 is {pooch.file_hash(str(target), alg='md5')}.)"
+            if target.is_file()
+            else ""
+        )
+        raise InputError(
+            f"could not download {archive.url} ({_reason(error)}). On a machine without network, "
+            f"put {archive.filename} (MD5 {archive.md5}) into {root} and run the same command "
+            f"again.{also}"
+        ) from error
+    except ValueError as error:  # what pooch raises for a wrong hash
+        raise InputError(
+            f"what {archive.url} sent is not {archive.filename}: its MD5 is not {archive.md5}. It "
+            f"has been removed; try again, or put the right file into {root} by hand"
+        ) from error
+    return target
+
+
+@contextmanager
+def _quiet(logger: logging.Logger) -> Iterator[None]:
+    """Progress says what pooch's log would say."""
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+class _Fetch:
+    """A downloader for pooch that keeps what has arrived, and goes on from there."""
+
+    def __init__(self, part: Path, archive: Archive, progress: Progress):
+        self.part, self.archive, self.progress = part, archive, progress
+
+    def __call__(self, url: str, output_file: str, _pooch: Any) -> None:
+        """Fetches `url` into `output_file`, by way of the partial file."""
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                self._attempt(url)
+                break
+            except requests.RequestException as error:
+                if attempt == ATTEMPTS or _refused(error):
+                    raise
+                time.sleep(WAIT_SECONDS * 2 ** (attempt - 1))
+        os.replace(self.part, output_file)
+
+    def _attempt(self, url: str) -> None:
+        done = self.part.stat().st_size if self.part.is_file() else 0
+        # Without "identity" some servers send a .gz to be unpacked on arrival.
+        headers = {"Accept-Encoding": "identity"}
+        if done:
+            headers["Range"] = f"bytes={done}-"
+        with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT_SECONDS) as response:
+            whole_range = response.headers.get("Content-Range", "")
+            if response.status_code == requests.codes.requested_range_not_satisfiable:
+                if whole_range == f"bytes */{done}":
+                    return
+                self.part.unlink()
+                raise requests.ConnectionError("the partial file is longer than the whole")
+            response.raise_for_status()
+            if response.status_code != requests.codes.partial_content:
+                done = 0  # the server knows no ranges, and starts over
+            elif not whole_range.startswith(f"bytes {done}-"):
+                self.part.unlink()
+                raise requests.ConnectionError(f"the server sent the wrong part: {whole_range}")
+            self._receive(response, done)
+
+    def _receive(self, response: requests.Response, done: int) -> None:
+        announced = response.headers.get("Content-Length", "")
+        total = done + int(announced) if announced.isdigit() else None
+        with (
+            self.part.open("ab" if done else "wb") as file,
+            self.progress.bar(
+                f"downloading {self.archive.filename} (bytes)", total or self.archive.size
+            ) as bar,
+        ):
+            bar.advance(done)
+            # A piece that is cut short is lost, so pieces are small.
+            for chunk in response.iter_content(1 << 15):
+                file.write(chunk)
+                bar.advance(len(chunk))
+                done += len(chunk)
+        if total is not None and done < total:
+            raise requests.ConnectionError(f"the connection broke off at byte {done} of {total}")
+
+
+def _refused(error: requests.RequestException) -> bool:
+    """Whether asking again would bring the same answer."""
+    return error.response is not None and 400 <= error.response.status_code < 500
+
+
+def _reason(error: requests.RequestException) -> str:
+    """The kernel of what requests wraps three times over."""
+    if isinstance(error, requests.HTTPError) and error.response is not None:
+        return f"the server answered {error.response.status_code} {error.response.reason}"
+    if isinstance(error, requests.exceptions.ChunkedEncodingError):
+        return "the connection broke off"
+    cause = getattr(error.args[0] if error.args else None, "reason", error)
+    return str(cause).rsplit(": ", 1)[-1].rstrip(".")
+
+
+# ------------------------------------------------------------------------------------ unpack
+
+
+@dataclass(frozen=True)
+class _Member:
+    name: str
+    is_file: bool
+    is_folder: bool
+    open: Callable[[], IO[bytes] | None]
+
+
+def _unpack(path: Path, folder: Path, progress: Progress) -> Path:
+    """Unpacks the `folder` that the archive at `path` holds; it appears only once complete."""
+    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.tmp")
+    temporary.mkdir()
+    try:
+        with _members(path) as members:
+            for member in members:
+                _refuse_unsafe(member, path, folder.name)
+            with progress.bar(f"unpacking {path.name} (files)", len(members)) as bar:
+                for member in members:
+                    if member.is_file:
+                        _write(member, temporary / PurePosixPath(member.name))
+                    bar.advance()
+        if not (temporary / folder.name).is_dir():
+            raise InputError(f"{path} holds no folder {folder.name}; it is not the right archive")
+        os.replace(temporary / folder.name, folder)
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
+        raise InputError(f"{path} is damaged ({error}); delete it and run again") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+@contextmanager
+def _members(path: Path) -> Iterator[list[_Member]]:
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            yield [_zip_member(archive, info) for info in archive.infolist()]
+    else:
+        with tarfile.open(path) as tar:
+            yield [_tar_member(tar, info) for info in tar.getmembers()]
+
+
+def _zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Member:
+    kind = stat.S_IFMT(info.external_attr >> 16)  # 0 where the writer knew no Unix
+    plain = kind in (0, stat.S_IFREG) and not info.is_dir()
+    return _Member(info.filename, plain, info.is_dir(), lambda: archive.open(info))
+
+
+def _tar_member(archive: tarfile.TarFile, info: tarfile.TarInfo) -> _Member:
+    return _Member(info.name, info.isfile(), info.isdir(), lambda: archive.extractfile(info))
+
+
+def _refuse_unsafe(member: _Member, path: Path, folder: str) -> None:
+    name = PurePosixPath(member.name)
+    if (
+        not (member.is_file or member.is_folder)
+        or name.parts[:1] != (folder,)
+        or ".." in name.parts
+        or "\\" in member.name
+        or ":" in member.name
+    ):
+        raise InputError(
+            f"{path} holds '{member.name}', which is not a plain file in {folder}/: refused, and "
+            "nothing unpacked. Delete the archive and download it again"
+        )
+
+
+def _write(member: _Member, target: Path) -> None:
+    source = member.open()
+    if source is None:  # only for what is no file, which was refused
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with source, target.open("xb") as file:
+        shutil.copyfileobj(source, file)

@@ -1,0 +1,114 @@
+"""ImageSet: images and labels that belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cclis.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Images and their classes.
+
+    Attributes:
+        images: uint8, (N, H, W, C) with one or three channels; a permuted view is channels-last.
+        labels: int64, (N,): the class of every image, as its index in order of arrival.
+    """
+
+    images: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        images, labels = self.images, self.labels
+        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3):
+            raise InputError(
+                "images must be uint8 of shape (N, H, W, 1 or 3), "
+                f"not {images.dtype} of shape {tuple(images.shape)}"
+            )
+        if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
+            raise InputError(
+                f"labels must be one int64 per image: {len(images)} images, but labels are "
+                f"{labels.dtype} of shape {tuple(labels.shape)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: Tensor | slice) -> ImageSet:
+        return ImageSet(self.images[index], self.labels[index])
+
+    def to(self, device: torch.device | str) -> ImageSet:
+        """The same set on another device."""
+        return ImageSet(self.images.to(device), self.labels.to(device))
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of every image."""
+        height, width, channels = self.images.shape[1:]
+        return int(height), int(width), int(channels)
+
+    @staticmethod
+    def concatenate(*sets: ImageSet) -> ImageSet:
+        """All sets after one another."""
+        shapes = {s.shape for s in sets}
+        if len(shapes) > 1:
+            found = " and ".join(str(s) for s in sorted(shapes))
+            raise InputError(f"images of different sizes (height, width, channels): {found}")
+        return ImageSet(torch.cat([s.images for s in sets]), torch.cat([s.labels for s in sets]))
+
+
+def as_uint8_images(images: Any) -> Tensor:
+    """Images as a user holds them, checked and brought to uint8 (N, H, W, C).
+
+    Args:
+        images: An array, tensor or sequence of equally sized images: (N, H, W), (N, H, W, C) or
+            (N, C, H, W) with one or three channels; uint8, or floating point within [0, 1].
+    """
+    array = _as_array(images)
+    if array.ndim == 3:
+        array = array[..., None]
+    if array.ndim != 4 or 0 in array.shape:
+        raise InputError(
+            "images must be a non-empty (N, H, W), (N, H, W, C) or (N, C, H, W) array, "
+            f"not one of shape {array.shape}"
+        )
+    if array.shape[-1] not in (1, 3):
+        if array.shape[1] not in (1, 3):
+            raise InputError(
+                f"images must have one or three channels, first or last; shape is {array.shape}"
+            )
+        array = array.transpose(0, 2, 3, 1)
+    if np.issubdtype(array.dtype, np.floating):
+        # min and max see NaN and infinity without a boolean array of the images' size.
+        low, high = float(array.min()), float(array.max())
+        if not (np.isfinite(low) and np.isfinite(high)):
+            raise InputError("images contain NaN or infinite values")
+        if low < 0 or high > 1:
+            raise InputError(
+                f"floating-point images must lie within [0, 1]; these reach from {low:g} to "
+                f"{high:g}. Scale them, or pass uint8"
+            )
+        array = np.rint(array * 255).astype(np.uint8)
+    elif array.dtype != np.uint8:
+        raise InputError(f"images must be uint8 or floating point, not {array.dtype}")
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _as_array(images: Any) -> NDArray[Any]:
+    if isinstance(images, Tensor):
+        return images.detach().cpu().numpy()
+    if not isinstance(images, np.ndarray) and isinstance(images, Sequence):
+        shapes = sorted({np.shape(image) for image in images})
+        if len(shapes) > 1:
+            raise InputError(
+                f"images of different sizes: {shapes[0]} and {shapes[1]}; resize them first"
+            )
+    return np.asarray(images)

@@ -1,0 +1,1 @@
+"""The engine: the only training loop, and what it runs on."""

@@ -1,0 +1,65 @@
+"""Where and how exactly to compute, and what it took."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from lightning_fabric import Fabric
+
+from cclis.config import RunOptions
+from cclis.errors import InputError
+
+
+def make_fabric(options: RunOptions) -> Fabric:
+    """The device and precision that `options` name."""
+    available = {
+        "auto": True,
+        "cpu": True,
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    if options.device not in available:
+        raise InputError(f"device must be one of {', '.join(available)}, not '{options.device}'")
+    if not available[options.device]:
+        raise InputError(f"this machine has no {options.device} device; use --device cpu or auto")
+    return Fabric(accelerator=options.device, devices=1, precision=options.precision)
+
+
+def seed_for(seed: int, *purpose: str | int) -> int:
+    """A seed of its own for every purpose, so that one use of chance cannot shift another."""
+    text = "/".join(str(part) for part in (seed, *purpose))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+
+def generator(device: torch.device | str, seed: int, *purpose: str | int) -> torch.Generator:
+    """A generator on a device for one purpose."""
+    return torch.Generator(device=device).manual_seed(seed_for(seed, *purpose))
+
+
+@contextmanager
+def seeded(seed: int, *purpose: str | int) -> Iterator[None]:
+    """Torch's global generator seeded for one purpose, and put back afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed_for(seed, *purpose))
+        yield
+
+
+def device_name(device: torch.device) -> str:
+    """The device in words."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.processor() or platform.machine()} ({torch.get_num_threads()} threads)"
+
+
+def peak_memory(device: torch.device) -> int:
+    """Most bytes in use so far: of the GPU where there is one, of the process otherwise."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,0 +1,21 @@
+"""The one error type that bad input raises."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """Something the caller gave is wrong; the message says what, where, and what to do.
+
+    The command line prints the message alone and leaves with exit code 2.
+    """
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
+    """An InputError for a name that does not exist, with the nearest one that does."""
+    known = sorted(known)
+    nearest = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean '{nearest[0]}'?" if nearest else ""
+    return InputError(f"unknown {kind} '{name}'.{hint} Known: {', '.join(known)}.")

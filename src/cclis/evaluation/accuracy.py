@@ -1,0 +1,81 @@
+"""Accuracy on every task seen so far, with and without knowing the task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from cclis.config import EvaluationOptions
+from cclis.data.images import ImageSet
+from cclis.engine.device import generator
+from cclis.engine.inference import Inference
+from cclis.evaluation.heads import HEADS
+from cclis.progress import QUIET, Progress
+
+
+@dataclass(frozen=True)
+class Accuracies:
+    """Per cent right on each task seen so far.
+
+    Attributes:
+        class_il: Among all classes seen.
+        task_il: Among the classes of the sample's task.
+    """
+
+    class_il: list[float]
+    task_il: list[float]
+
+
+def accuracies(
+    scores: Sequence[Tensor], labels: Sequence[Tensor], task_sizes: Sequence[int]
+) -> Accuracies:
+    """Class-IL and Task-IL accuracy.
+
+    Args:
+        scores: For each task, the scores of all seen classes for its test samples, (N_k, C).
+        labels: For each task, the classes of its test samples, (N_k,).
+        task_sizes: How many classes each task brought.
+    """
+    class_il, task_il = [], []
+    first = 0
+    for score, label, size in zip(scores, labels, task_sizes, strict=True):
+        within = score[:, first : first + size].argmax(dim=1) + first
+        class_il.append(_percent(score.argmax(dim=1) == label))
+        task_il.append(_percent(within == label))
+        first += size
+    return Accuracies(class_il, task_il)
+
+
+def evaluate(
+    inference: Inference,
+    heads: Sequence[str],
+    visible: ImageSet,
+    tests: Sequence[ImageSet],
+    task_sizes: Sequence[int],
+    options: EvaluationOptions,
+    seed: int,
+    progress: Progress = QUIET,
+) -> dict[str, Accuracies]:
+    """Fit every head to what is visible and test it on all tasks so far.
+
+    Chance is drawn from `seed` and the number of tasks alone, so that a later evaluation of the
+    same network gives the same numbers.
+    """
+    with progress.bar(f"task {len(tests)}  evaluating", 1 + len(heads)) as bar:
+        here = [test.to(inference.device) for test in tests]
+        represented = [inference(test.images) for test in here]
+        bar.advance()
+        found = {}
+        for name in heads:
+            chance = generator(inference.device, seed, "evaluate", len(tests), name)
+            head = HEADS[name](inference, visible, sum(task_sizes), options, chance)
+            scores = [head.scores(r) for r in represented]
+            found[name] = accuracies(scores, [test.labels for test in here], task_sizes)
+            bar.advance(note=f"{name} {sum(found[name].class_il) / len(tests):.1f} %")
+    return found
+
+
+def _percent(right: Tensor) -> float:
+    return 100 * int(right.sum()) / max(1, right.numel())

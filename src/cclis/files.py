@@ -1,0 +1,75 @@
+"""Files that are either whole or not there, and tensors without pickle."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from cclis.errors import InputError
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that nobody ever sees half of it, even after a crash.
+
+    The temporary file lies beside the target, because a rename is atomic only within one file
+    system.
+    """
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes files private; these are ordinary results.
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON that any reader understands: no NaN, no infinity."""
+    write_atomically(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON, or say what is wrong with it."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"cannot read {path}: {error}") from None
+
+
+def write_tensors(path: Path, tensors: dict[str, Any], description: dict[str, Any]) -> None:
+    """Write tensors by name with a JSON description, as one safetensors file."""
+    from safetensors.torch import save
+
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_atomically(path, save(contiguous, metadata={"cclis": json.dumps(description)}))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read what `write_tensors` wrote: tensors by name, and the description."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            description = json.loads((file.metadata() or {})["cclis"])
+            return {name: file.get_tensor(name) for name in file.keys()}, description  # noqa: SIM118
+    except (OSError, SafetensorError, json.JSONDecodeError, KeyError) as error:
+        raise InputError(f"cannot read {path}: not a file that cclis wrote ({error})") from None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,199 @@
+"""ContinualLearner: learn one task after another from your own arrays, and predict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from cclis.config import make_config
+from cclis.data.images import ImageSet, as_uint8_images
+from cclis.engine.device import generator
+from cclis.engine.trainer import Trainer
+from cclis.errors import InputError, unknown
+from cclis.evaluation.heads import HEADS, Head
+from cclis.files import read_tensors, write_tensors
+from cclis.methods import METHODS
+from cclis.progress import QUIET, Progress
+
+COSINE_TEMPERATURE = 0.1
+"""Cosines are divided by this before they become probabilities."""
+ROOM = 64
+"""Classes a new learner has room for; more are made room for as they come."""
+
+
+class ContinualLearner:
+    """A model that keeps learning new classes without forgetting the old ones.
+
+    Args:
+        method: How to learn; `cclis benchmarks` lists the methods.
+        memory: How many samples of past tasks may be kept.
+        encoder: Your own encoder, a module that turns images (B, C, H, W) into features (B, D),
+            instead of one that the setting `encoder` names; it is copied.
+        head: The classifier to predict with; the method's last by default.
+        progress: Whether to show what goes on.
+        settings: Any other setting, as on the command line: epochs=20, seed=1, device="cuda".
+    """
+
+    def __init__(
+        self,
+        method: str = "cclis",
+        memory: int = 200,
+        *,
+        encoder: nn.Module | str | None = None,
+        head: str | None = None,
+        progress: bool = False,
+        **settings: Any,
+    ):
+        if isinstance(encoder, str):
+            settings["encoder"] = encoder
+        elif encoder is not None and not isinstance(encoder, nn.Module):
+            raise InputError(f"encoder must be a module or a name, not {type(encoder).__name__}")
+        self.config = make_config(method, {**settings, "memory": memory})
+        heads = METHODS[method].heads
+        self._head_name = head or heads[-1]
+        if self._head_name not in heads:
+            raise unknown(f"head of {method}", self._head_name, heads)
+        self._encoder = encoder if isinstance(encoder, nn.Module) else None
+        self._progress = Progress() if progress else QUIET
+        self._trainer: Trainer | None = None
+        self._head: Head | None = None
+        self._classes: list[Any] = []
+
+    @property
+    def classes(self) -> list[Any]:
+        """The classes learned so far, in order of arrival, as they were given."""
+        return list(self._classes)
+
+    def learn(self, images: Any, labels: Any) -> ContinualLearner:
+        """Learn a task: images of classes not seen before. They are not needed afterwards.
+
+        Args:
+            images: (N, H, W), (N, H, W, C) or (N, C, H, W); uint8, or floats within [0, 1].
+            labels: (N,): integers or strings, one an image.
+        """
+        pixels = as_uint8_images(images)
+        names = _labels(labels, len(pixels))
+        new = sorted(set(names))
+        again = [name for name in new if name in set(self._classes)]
+        if again:
+            raise InputError(f"class {again[0]!r} was learned before; a task brings new classes")
+        if self._classes and type(new[0]) is not type(self._classes[0]):
+            raise InputError(
+                f"labels were {type(self._classes[0]).__name__}s before; now {new[0]!r}"
+            )
+        arrival = {name: len(self._classes) + index for index, name in enumerate(new)}
+        task = ImageSet(pixels, torch.tensor([arrival[name] for name in names]))
+        if self._trainer is None:
+            self._trainer = Trainer(
+                self.config, task.shape, ROOM, encoder=self._encoder, progress=self._progress
+            )
+        trainer = self._trainer
+        learned = trainer.learn(task, len(new))
+        self._classes += new
+        chance = generator(trainer.fabric.device, self.config.seed, "head", len(self._classes))
+        fit = HEADS[self._head_name]
+        self._head = fit(
+            trainer.inference, learned.visible, len(self._classes), self.config, chance
+        )
+        return self
+
+    def predict(self, images: Any) -> NDArray[Any]:
+        """The class of every image, as it was given to `learn`, (N,)."""
+        best = self._scores(images).argmax(dim=1).cpu().numpy()
+        predicted: NDArray[Any] = np.asarray(self._classes)[best]
+        return predicted
+
+    def predict_proba(self, images: Any) -> NDArray[np.float32]:
+        """How likely each class is for every image, (N, classes) in the order of `classes`."""
+        scores = self._scores(images)
+        head = self._fitted()[1]
+        if head.on == "embeddings":
+            scores = scores / COSINE_TEMPERATURE
+        return scores.softmax(dim=1).cpu().numpy()
+
+    def save(self, path: str | Path) -> None:
+        """Write the learner to one file, so that a loaded one goes on exactly as this would."""
+        trainer, head = self._fitted()
+        tensors, description = trainer.state()
+        tensors |= {"head.weight": head.weight, "head.bias": head.bias}
+        description |= {
+            "head": {"name": self._head_name, "on": head.on},
+            "labels": self._classes,
+            "own_encoder": self._encoder is not None,
+        }
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_tensors(path, tensors, description)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        encoder: nn.Module | None = None,
+        device: str | None = None,
+        progress: bool = False,
+    ) -> ContinualLearner:
+        """Read a learner that `save` wrote.
+
+        Args:
+            path: The file.
+            encoder: Your own encoder, where the learner was made with one.
+            device: Where to compute from now on [default: as before].
+            progress: Whether to show what goes on.
+        """
+        tensors, description = read_tensors(Path(path))
+        if not {"head", "labels", "config"} <= description.keys():
+            raise InputError(f"{path} is not a saved learner")
+        if description["own_encoder"] and encoder is None:
+            raise InputError(f"{path} was learned with your own encoder; pass it as encoder=")
+        settings = dict(description["config"])
+        settings["device"] = device or settings["device"]
+        named = settings.pop("encoder")
+        learner = cls(
+            settings.pop("method"),
+            settings.pop("memory"),
+            encoder=encoder or named,
+            head=description["head"]["name"],
+            progress=progress,
+            **settings,
+        )
+        trainer = Trainer.from_state(
+            tensors, description, encoder=encoder, device=device, progress=learner._progress
+        )
+        here = trainer.fabric.device
+        weight, bias = tensors["head.weight"].to(here), tensors["head.bias"].to(here)
+        learner._trainer = trainer
+        learner._head = Head(description["head"]["on"], weight, bias)
+        learner._classes = list(description["labels"])
+        return learner
+
+    def _scores(self, images: Any) -> Tensor:
+        trainer, head = self._fitted()
+        pixels = as_uint8_images(images)
+        if tuple(pixels.shape[1:]) != trainer.image_shape:
+            raise InputError(
+                f"images of (height, width, channels) {tuple(pixels.shape[1:])}, "
+                f"but {trainer.image_shape} were learned"
+            )
+        return head.scores(trainer.inference(pixels))
+
+    def _fitted(self) -> tuple[Trainer, Head]:
+        if self._trainer is None or self._head is None:
+            raise InputError("nothing has been learned yet; call learn(images, labels) first")
+        return self._trainer, self._head
+
+
+def _labels(labels: Any, count: int) -> list[Any]:
+    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    if array.shape != (count,):
+        raise InputError(f"{count} images need as many labels, not an array of {array.shape}")
+    if array.dtype.kind not in "iuU":
+        raise InputError(f"labels must be integers or strings, not {array.dtype}")
+    plain: list[Any] = array.tolist()
+    return plain

@@ -1,0 +1,66 @@
+"""Losses: pure functions of similarities, labels and proposals."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def sample_nce(
+    similarity: Tensor,
+    labels: Tensor,
+    *,
+    temperature: float,
+    proposal: Tensor | None = None,
+    old_classes: int = 0,
+) -> Tensor:
+    """Prototype InfoNCE with importance-weighted replay: Sample-NCE (Eqs. 9-10).
+
+    A sample j of class i costs -s_ij + log Σ_k w_ik exp(s_ik), with s = similarity / temperature
+    and k over the batch. The weight w_ik is 1 / (g_k |J_m|) where both the prototype i and the
+    sample k (of class m ≠ i) belong to old classes, and 1 everywhere else. The mean over the batch
+    is returned.
+
+    Args:
+        similarity: Cosines of the seen classes' prototypes with the batch, (C, B).
+        labels: Class of every sample, int64 in 0..C-1, (B,).
+        temperature: τ.
+        proposal: g_k of the replayed samples, (B,); what it holds for other samples is ignored.
+            None weighs every sample alike.
+        old_classes: Classes 0..old_classes-1 are old: their samples are replayed.
+    """
+    logits = _at_least_float32(similarity) / temperature
+    weighted = logits
+    if proposal is not None and old_classes > 0:
+        classes = torch.arange(len(logits), device=labels.device)[:, None]
+        old = (classes < old_classes) & (labels < old_classes) & (classes != labels)
+        in_batch = torch.zeros(len(logits), dtype=logits.dtype, device=labels.device)
+        in_batch = in_batch.index_add(0, labels, torch.ones_like(logits[0]))
+        # A proposal that underflowed to zero stays finite.
+        drawn = proposal.to(logits.dtype) * in_batch[labels]
+        drawn = drawn.clamp_min(torch.finfo(logits.dtype).tiny)
+        weighted = logits - torch.where(old, drawn.log(), 0.0)
+    denominator = weighted.logsumexp(dim=1)
+    positive = logits.gather(0, labels[None])[0]
+    return (denominator[labels] - positive).mean()
+
+
+def prd(
+    student: Tensor, teacher: Tensor, *, student_temperature: float, teacher_temperature: float
+) -> Tensor:
+    """Prototype-instance relation distillation (Eq. 14), mean over the batch.
+
+    Args:
+        student: Cosines of the old classes' prototypes with the batch now, (C, B).
+        teacher: The same under the frozen previous model, (C, B).
+        student_temperature: κ_cur.
+        teacher_temperature: κ_past.
+    """
+    target = (_at_least_float32(teacher) / teacher_temperature).softmax(dim=0)
+    log_probability = (_at_least_float32(student) / student_temperature).log_softmax(dim=0)
+    return -(target * log_probability).sum(dim=0).mean()
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    # Counts and proposals do not survive 16 bits: 257 samples of a class are 256 in bfloat16.
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,0 +1,123 @@
+"""What a method is: what it does at the start of a task, its losses, and what it keeps."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from cclis.config import Config
+from cclis.nn.network import Network
+
+ConfigT = TypeVar("ConfigT", bound=Config)
+NetworkT = TypeVar("NetworkT", bound=Network)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a loss is computed on.
+
+    Attributes:
+        images: Augmented, within [0, 1], (B, C, H, W).
+        labels: Classes in order of arrival, int64 (B,).
+        proposal: g_k of the replayed samples, 1 for those of the task, (B,).
+    """
+
+    images: Tensor
+    labels: Tensor
+    proposal: Tensor
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a method wants to keep of the visible samples.
+
+    Attributes:
+        indices: Which ones, int64 (M,).
+        proposal: Their g_k, (M,).
+    """
+
+    indices: Tensor
+    proposal: Tensor
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters that share a learning rate.
+
+    Attributes:
+        parameters: The parameters.
+        learning_rate: Their learning rate after the warm-up.
+        warmup_from: Share of it that the warm-up starts from.
+    """
+
+    parameters: list[nn.Parameter]
+    learning_rate: float
+    warmup_from: float = 0.01
+
+
+class Method(ABC, Generic[ConfigT, NetworkT]):
+    """One way to learn a stream of tasks. It never sees an optimizer, a device or a file.
+
+    Attributes:
+        heads: Names of the classifiers this method is judged by.
+        old: Classes of past tasks: 0..old-1.
+        seen: Classes of past tasks and the current one: 0..seen-1.
+        passes: How often `keep` asks for embeddings.
+    """
+
+    heads: ClassVar[tuple[str, ...]]
+    passes: int = 0
+
+    def __init__(self, config: ConfigT, network: NetworkT):
+        self.config = config
+        self.network = network
+        self.old = self.seen = 0
+
+    @staticmethod
+    @abstractmethod
+    def make_network(
+        config: ConfigT, encoder: nn.Module, channels: int, features: int, classes: int
+    ) -> NetworkT:
+        """The network this method trains, with room for `classes`."""
+
+    def begin_task(self, new_classes: int) -> None:
+        """A task with that many classes never seen before is about to be learned."""
+        self.old, self.seen = self.seen, self.seen + new_classes
+
+    def before_step(self) -> None:
+        """Called before every step of training."""
+
+    @abstractmethod
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """The terms of the loss by name; their sum is minimised."""
+
+    def keep(
+        self,
+        labels: Tensor,
+        capacity: int,
+        embed: Callable[[], Tensor],
+        generator: torch.Generator,
+    ) -> Kept:
+        """Choose at most `capacity` of the visible samples at the end of a task; none by default.
+
+        Args:
+            labels: Classes of the visible samples, (N,).
+            capacity: How many may be kept.
+            embed: Gives their embeddings (N, D) under a fresh augmentation at every call.
+            generator: Source of randomness.
+        """
+        return Kept(labels.new_empty(0), torch.empty(0, device=labels.device))
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """The network's parameters with their learning rates."""
+        return [ParameterGroup(list(self.network.parameters()), self.config.learning_rate)]
+
+    def frozen_copy(self) -> NetworkT:
+        """The network as it is now, as a teacher: no gradients, batch norm in eval mode."""
+        return copy.deepcopy(self.network).eval().requires_grad_(False)

@@ -1,0 +1,94 @@
+"""CCLIS: contrastive continual learning with importance sampling (Li et al., AAAI 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from cclis.config import CCLISConfig
+from cclis.losses import prd, sample_nce
+from cclis.methods.base import Batch, Kept, Method, ParameterGroup
+from cclis.nn.network import PrototypeNetwork
+from cclis.sampling import log_scores, normalise, select
+
+
+class CCLIS(Method[CCLISConfig, PrototypeNetwork]):
+    """Importance-sampled replay with prototype-instance relation distillation."""
+
+    heads = ("linear", "means", "prototype")
+    teacher: PrototypeNetwork | None = None
+
+    def __init__(self, config: CCLISConfig, network: PrototypeNetwork):
+        super().__init__(config, network)
+        self.passes = config.score_passes if config.selection == "proposal" else 0
+
+    @staticmethod
+    def make_network(
+        config: CCLISConfig, encoder: nn.Module, channels: int, features: int, classes: int
+    ) -> PrototypeNetwork:
+        """Encoder, projection and prototypes."""
+        return PrototypeNetwork(encoder, channels, features, config.embedding, classes)
+
+    def begin_task(self, new_classes: int) -> None:
+        """From the second task on, the model so far becomes the teacher."""
+        super().begin_task(new_classes)
+        if self.config.distillation and self.old:
+            self.teacher = self.frozen_copy()
+
+    def before_step(self) -> None:
+        """Prototypes stay on the unit sphere."""
+        self.network.normalise_prototypes()
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """Sample-NCE (Eqs. 9-10) and λ times PRD over the old classes (Eq. 14)."""
+        similarity = self.network.similarity(batch.images, self.seen)
+        terms = {
+            "contrast": sample_nce(
+                similarity,
+                batch.labels,
+                temperature=self.config.temperature,
+                proposal=batch.proposal if self.config.importance_sampling else None,
+                old_classes=self.old,
+            )
+        }
+        if self.teacher is not None:
+            with torch.no_grad():
+                target = self.teacher.similarity(batch.images, self.old)
+            terms["distill"] = self.config.distill_weight * prd(
+                similarity[: self.old],
+                target,
+                student_temperature=self.config.student_temperature,
+                teacher_temperature=self.config.teacher_temperature,
+            )
+        return terms
+
+    def keep(
+        self,
+        labels: Tensor,
+        capacity: int,
+        embed: Callable[[], Tensor],
+        generator: torch.Generator,
+    ) -> Kept:
+        """Score every visible sample (Eq. 12) and draw class by class with these odds."""
+        scores = torch.zeros(len(labels), device=labels.device)
+        if self.passes:
+            passes = [self._score(embed(), labels) for _ in range(self.passes)]
+            scores = torch.stack(passes).logsumexp(dim=0)
+        proposal = normalise(scores, labels)
+        indices = select(proposal, labels, capacity, generator=generator)
+        return Kept(indices, proposal[indices])
+
+    def _score(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        prototypes = nn.functional.normalize(self.network.prototypes[: self.seen].detach(), dim=1)
+        return log_scores(embeddings, prototypes, labels, temperature=self.config.temperature)
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """Prototypes learn at their own rate, and warm up from a tenth of it."""
+        prototypes = self.network.prototypes
+        others = [p for p in self.network.parameters() if p is not prototypes]
+        return [
+            ParameterGroup(others, self.config.learning_rate),
+            ParameterGroup([prototypes], self.config.prototype_learning_rate, warmup_from=0.1),
+        ]

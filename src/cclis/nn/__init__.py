@@ -1,0 +1,1 @@
+"""Networks: encoders, projection, prototypes."""

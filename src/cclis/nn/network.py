@@ -1,0 +1,172 @@
+"""Networks: an encoder with what a method puts on top of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cclis.config import NetworkOptions
+from cclis.errors import InputError
+from cclis.nn.conv import ConvEncoder
+from cclis.nn.resnet import RESNETS
+
+SMALL_SIDE = 28
+"""Grey images up to this side get the small encoder."""
+
+
+def make_encoder(options: NetworkOptions, image_shape: tuple[int, int, int]) -> nn.Module:
+    """The encoder that `options` name for images of (height, width, channels)."""
+    height, width, channels = image_shape
+    name = options.encoder
+    if name == "auto":
+        small = channels == 1 and max(height, width) <= SMALL_SIDE
+        name = "conv" if small else "resnet18"
+    if name == "conv":
+        return ConvEncoder(channels, options.width)
+    return RESNETS[name](channels, options.width)
+
+
+def feature_dimension(encoder: nn.Module, image_shape: tuple[int, int, int]) -> int:
+    """How many features an encoder gives, found by trying it on blank images."""
+    height, width, channels = image_shape
+    training = encoder.training
+    with torch.no_grad():
+        features = encoder.eval()(torch.zeros(2, channels, height, width))
+    encoder.train(training)
+    if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
+        found = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise InputError(
+            f"an encoder must turn images (B, C, H, W) into features (B, D); for B = 2 it gave "
+            f"{found}"
+        )
+    return features.shape[1]
+
+
+class Network(nn.Module, ABC):
+    """An encoder that takes images within [0, 1] and normalises them itself.
+
+    What it holds per class has a fixed number of rows, so that shapes do not change as classes
+    arrive; `widen` makes room for more.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, encoder: nn.Module, channels: int):
+        super().__init__()
+        self.encoder = encoder
+        self.register_buffer("mean", torch.zeros(channels))
+        self.register_buffer("std", torch.ones(channels))
+
+    def normalise_to(self, images: Tensor) -> None:
+        """Take the channels' mean and spread from uint8 images (N, H, W, C)."""
+        count = images[..., 0].numel()
+        # Sums of whole numbers in float64 are exact, so the order of summation cannot matter.
+        total = torch.zeros(images.shape[-1], dtype=torch.float64, device=images.device)
+        squares = torch.zeros_like(total)
+        for part in torch.split(images, 4096):
+            values = part.flatten(0, 2).double()
+            total += values.sum(dim=0)
+            squares += values.square().sum(dim=0)
+        mean = total / count
+        std = (squares / count - mean.square()).clamp_min(0).sqrt()
+        self.mean.copy_(mean / 255)
+        self.std.copy_((std / 255).clamp_min(1 / 255))
+
+    def features(self, images: Tensor) -> Tensor:
+        """Images within [0, 1], (B, C, H, W), to features (B, F)."""
+        shape = (1, -1, 1, 1)
+        features: Tensor = self.encoder((images - self.mean.view(shape)) / self.std.view(shape))
+        return features
+
+    @abstractmethod
+    def project(self, features: Tensor) -> Tensor:
+        """Features (B, F) to unit-norm embeddings (B, D), in 32 bits."""
+
+    @property
+    @abstractmethod
+    def classes(self) -> int:
+        """For how many classes there is room."""
+
+    @abstractmethod
+    def widen(self, classes: int, generator: torch.Generator) -> dict[nn.Parameter, nn.Parameter]:
+        """Make room for `classes`; returns which parameter took the place of which."""
+
+
+class PrototypeNetwork(Network):
+    """Encoder, two-layer projection to the unit sphere, and one unit-norm prototype a class."""
+
+    def __init__(
+        self, encoder: nn.Module, channels: int, features: int, embedding: int, classes: int
+    ):
+        super().__init__(encoder, channels)
+        self.projection = nn.Sequential(
+            nn.Linear(features, features), nn.ReLU(inplace=True), nn.Linear(features, embedding)
+        )
+        self.prototypes = nn.Parameter(F.normalize(torch.randn(classes, embedding), dim=1))
+
+    def project(self, features: Tensor) -> Tensor:
+        """Features (B, F) to unit-norm embeddings (B, D), in 32 bits."""
+        projected: Tensor = self.projection(features)
+        return F.normalize(projected.float(), dim=1)
+
+    def similarity(self, images: Tensor, classes: int) -> Tensor:
+        """Cosines of the first `classes` prototypes with images (B, C, H, W): (classes, B)."""
+        embeddings = self.project(self.features(images))
+        with torch.autocast(embeddings.device.type, enabled=False):
+            return self.prototypes[:classes] @ embeddings.T
+
+    @torch.no_grad()
+    def normalise_prototypes(self) -> None:
+        """Bring every prototype back to length one."""
+        self.prototypes.copy_(F.normalize(self.prototypes, dim=1))
+
+    @property
+    def classes(self) -> int:
+        """For how many classes there is room."""
+        return len(self.prototypes)
+
+    def widen(self, classes: int, generator: torch.Generator) -> dict[nn.Parameter, nn.Parameter]:
+        """Make room for `classes`; new prototypes point anywhere."""
+        old = self.prototypes
+        more = torch.randn(classes - len(old), old.shape[1], generator=generator)
+        more = F.normalize(more, dim=1).to(old.device)
+        self.prototypes = nn.Parameter(torch.cat([old.detach(), more]))
+        return {old: self.prototypes}
+
+
+class ClassifierNetwork(Network):
+    """Encoder and a linear classifier."""
+
+    def __init__(self, encoder: nn.Module, channels: int, features: int, classes: int):
+        super().__init__(encoder, channels)
+        self.classifier = nn.Linear(features, classes)
+
+    def project(self, features: Tensor) -> Tensor:
+        """Features (B, F) to the unit sphere."""
+        return F.normalize(features.float(), dim=1)
+
+    def logits(self, images: Tensor, classes: int) -> Tensor:
+        """Logits of the first `classes` classes for images (B, C, H, W): (B, classes)."""
+        features = self.features(images)
+        with torch.autocast(features.device.type, enabled=False):
+            weight, bias = self.classifier.weight[:classes], self.classifier.bias[:classes]
+            return F.linear(features.float(), weight, bias)
+
+    @property
+    def classes(self) -> int:
+        """For how many classes there is room."""
+        return self.classifier.out_features
+
+    def widen(self, classes: int, generator: torch.Generator) -> dict[nn.Parameter, nn.Parameter]:
+        """Make room for `classes`; new classes start at zero."""
+        replaced = {}
+        for name, old in list(self.classifier.named_parameters()):
+            more = old.new_zeros(classes - len(old), *old.shape[1:])
+            replaced[old] = nn.Parameter(torch.cat([old.detach(), more]))
+            self.classifier.register_parameter(name, replaced[old])
+        self.classifier.out_features = classes
+        return replaced

@@ -1,0 +1,163 @@
+"""Run directories: what a run leaves behind, written atomically, read back by all that reports.
+
+config.yaml      every setting
+metrics.jsonl    a line per epoch and per evaluation, as they happen
+checkpoints/     task-0.safetensors, ...: the model and its memory after each task
+result.json      the accuracy matrices and their averages, written last
+report.html      the same to look at
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cclis.config import Config, make_config, read_yaml
+from cclis.errors import InputError
+from cclis.evaluation.accuracy import Accuracies
+from cclis.files import read_json, read_tensors, write_atomically, write_json, write_tensors
+from cclis.metrics import average_accuracy, average_forgetting, backward_transfer
+
+
+class Run:
+    """A run directory."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    @classmethod
+    def create(cls, config: Config) -> Run:
+        """A new directory for a run with these settings; what exists is never overwritten."""
+        if config.output is not None:
+            path = Path(config.output)
+            if path.exists() and (not path.is_dir() or any(path.iterdir())):
+                raise InputError(f"{path} exists already; choose another --output or remove it")
+            _make(path)
+        else:
+            path = _numbered(Path("runs"), _name(config))
+        run = cls(path)
+        _make(run.checkpoints)
+        settings = yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
+        write_atomically(path / "config.yaml", settings.encode())
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> Run:
+        """A directory that a run has written."""
+        run = cls(Path(path))
+        if not (run.path / "config.yaml").is_file():
+            raise InputError(f"{path} is not a run directory: it has no config.yaml")
+        return run
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def config(self) -> Config:
+        """The settings of the run."""
+        settings = read_yaml(self.path / "config.yaml")
+        try:
+            return make_config(str(settings.pop("method")), settings)
+        except (KeyError, TypeError) as error:
+            raise InputError(
+                f"{self.path / 'config.yaml'} is not a run's config: {error}"
+            ) from None
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """What came out."""
+        path = self.path / "result.json"
+        if not path.is_file():
+            raise InputError(f"{self.path} has no result.json: the run did not end")
+        result: dict[str, Any] = read_json(path)
+        return result
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Append a line to metrics.jsonl."""
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def save_checkpoint(self, task: int, state: tuple[dict[str, Any], dict[str, Any]]) -> None:
+        """Keep the model and its memory after a task."""
+        write_tensors(self._checkpoint(task), *state)
+
+    def load_checkpoint(self, task: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The model and its memory after a task."""
+        path = self._checkpoint(task)
+        if not path.is_file():
+            raise InputError(f"{path} is missing: the run did not get that far")
+        return read_tensors(path)
+
+    def save_result(self, result: Mapping[str, Any]) -> None:
+        """Write what came out."""
+        write_json(self.path / "result.json", result)
+
+    def _checkpoint(self, task: int) -> Path:
+        return self.checkpoints / f"task-{task}.safetensors"
+
+
+def summarise(rows: Sequence[Mapping[str, Accuracies]]) -> dict[str, Any]:
+    """Accuracy matrices and their averages, from the evaluation after each task.
+
+    Args:
+        rows: For every task, the accuracies of each head on the tasks so far.
+
+    Returns:
+        {"class_il": {HEAD: {"matrix", "accuracy", "forgetting", "backward_transfer"}},
+        "task_il": ...}; a matrix has None where a task had not been seen yet.
+    """
+    return {
+        scenario: {
+            head: _summary([getattr(row[head], scenario) for row in rows]) for head in rows[0]
+        }
+        for scenario in ("class_il", "task_il")
+    }
+
+
+def _summary(rows: Sequence[Sequence[float]]) -> dict[str, Any]:
+    matrix = [[*row, *[None] * (len(rows) - len(row))] for row in rows]
+    return {
+        "matrix": matrix,
+        "accuracy": average_accuracy(matrix),
+        "forgetting": average_forgetting(matrix),
+        "backward_transfer": backward_transfer(matrix),
+    }
+
+
+def _name(config: Config) -> str:
+    return f"{config.benchmark}-{config.method}-{config.memory}-seed{config.seed}"
+
+
+def _numbered(parent: Path, name: str) -> Path:
+    _make(parent)
+    number = 1
+    while True:
+        path = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise _cannot_write(path, error) from None
+        else:
+            return path
+
+
+def _make(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _cannot_write(path, error) from None
+    if not os.access(path, os.W_OK):
+        raise InputError(f"cannot write into {path}")
+
+
+def _cannot_write(path: Path, error: OSError) -> InputError:
+    return InputError(f"cannot make {path}: {error.strerror or error}")

@@ -1,0 +1,441 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cclis.losses import prd, sample_nce
+
+SETTINGS = settings(max_examples=80, deadline=None)
+
+
+def denominator_weight(
+    i: int, k: int, labels: list[int], proposal: list[float] | None, old_classes: int
+) -> float:
+    """What sample k counts in the denominator of prototype i, read off Eqs. 9 and 10."""
+    m = labels[k]
+    replayed_negative = i < old_classes and m < old_classes and m != i
+    if proposal is None or not replayed_negative:
+        return 1.0
+    return 1.0 / (proposal[k] * labels.count(m))
+
+
+def naive_sample_nce(
+    similarity: Tensor,
+    labels: Tensor,
+    temperature: float,
+    proposal: Tensor | None = None,
+    old_classes: int = 0,
+) -> float:
+    s = (similarity.double() / temperature).tolist()
+    y = labels.tolist()
+    g = None if proposal is None else proposal.double().tolist()
+    total = 0.0
+    for j, i in enumerate(y):
+        denominator = 0.0
+        for k in range(len(y)):
+            denominator += denominator_weight(i, k, y, g, old_classes) * math.exp(s[i][k])
+        total += -math.log(math.exp(s[i][j]) / denominator)
+    return total / len(y)
+
+
+def naive_sample_nce_gradient(
+    similarity: Tensor,
+    labels: Tensor,
+    temperature: float,
+    proposal: Tensor | None = None,
+    old_classes: int = 0,
+) -> Tensor:
+    """Eq. 8 with ∇θ s_ik taken as a unit vector, summed over the batch's samples."""
+    s = (similarity.double() / temperature).tolist()
+    y = labels.tolist()
+    g = None if proposal is None else proposal.double().tolist()
+    gradient = torch.zeros(similarity.shape, dtype=torch.float64)
+    for j, i in enumerate(y):
+        terms = [
+            denominator_weight(i, k, y, g, old_classes) * math.exp(s[i][k]) for k in range(len(y))
+        ]
+        gradient[i, j] -= 1.0
+        for k, term in enumerate(terms):
+            gradient[i, k] += term / sum(terms)
+    return gradient / (temperature * len(y))
+
+
+def naive_prd(student: Tensor, teacher: Tensor, current: float, past: float) -> float:
+    classes, batch = student.shape
+    total = 0.0
+    for j in range(batch):
+        now = [math.exp(student[i, j].item() / current) for i in range(classes)]
+        before = [math.exp(teacher[i, j].item() / past) for i in range(classes)]
+        for i in range(classes):
+            total -= before[i] / sum(before) * math.log(now[i] / sum(now))
+    return total / batch
+
+
+def cosines(classes: int, batch: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(classes, batch, generator=generator, dtype=torch.float64) * 2 - 1
+
+
+def example(
+    classes: int, batch: int, seed: int, smallest: float = 1e-12
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cosines, labels, and proposals log-uniform in [smallest, 1]."""
+    generator = torch.Generator().manual_seed(seed + 10_000)
+    labels = torch.randint(classes, (batch,), generator=generator)
+    exponent = torch.rand(batch, generator=generator, dtype=torch.float64)
+    return cosines(classes, batch, seed), labels, smallest**exponent
+
+
+@st.composite
+def nce_cases(draw: st.DrawFn) -> tuple[Tensor, Tensor, float, Tensor, int]:
+    classes = draw(st.integers(1, 6))
+    labels = draw(st.lists(st.integers(0, classes - 1), min_size=1, max_size=12))
+    exponents = draw(
+        st.lists(st.floats(-12, 0), min_size=len(labels), max_size=len(labels)), label="log10 g"
+    )
+    return (
+        cosines(classes, len(labels), draw(st.integers(0, 2**31))),
+        torch.tensor(labels),
+        draw(st.floats(0.02, 2.0)),
+        10 ** torch.tensor(exponents, dtype=torch.float64),
+        draw(st.integers(0, classes)),
+    )
+
+
+class TestSampleNceAgainstTheEquations:
+    @SETTINGS
+    @given(nce_cases())
+    def test_weighted(self, case: tuple[Tensor, Tensor, float, Tensor, int]) -> None:
+        similarity, labels, temperature, proposal, old = case
+        loss = sample_nce(
+            similarity, labels, temperature=temperature, proposal=proposal, old_classes=old
+        )
+        assert loss.shape == ()
+        assert loss.dtype == torch.float64
+        expected = naive_sample_nce(similarity, labels, temperature, proposal, old)
+        assert loss.item() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+    @SETTINGS
+    @given(nce_cases())
+    def test_without_a_proposal(self, case: tuple[Tensor, Tensor, float, Tensor, int]) -> None:
+        similarity, labels, temperature, _, old = case
+        loss = sample_nce(similarity, labels, temperature=temperature, old_classes=old)
+        expected = naive_sample_nce(similarity, labels, temperature)
+        assert loss.item() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+    @SETTINGS
+    @given(nce_cases())
+    def test_gradient(self, case: tuple[Tensor, Tensor, float, Tensor, int]) -> None:
+        similarity, labels, temperature, proposal, old = case
+        leaf = similarity.clone().requires_grad_()
+        sample_nce(
+            leaf, labels, temperature=temperature, proposal=proposal, old_classes=old
+        ).backward()
+        expected = naive_sample_nce_gradient(similarity, labels, temperature, proposal, old)
+        torch.testing.assert_close(leaf.grad, expected, rtol=1e-6, atol=1e-8)
+
+    @pytest.mark.parametrize("old", range(5))
+    def test_every_number_of_old_classes(self, old: int) -> None:
+        similarity, labels, proposal = example(4, 16, seed=old, smallest=1e-3)
+        loss = sample_nce(similarity, labels, temperature=0.5, proposal=proposal, old_classes=old)
+        expected = naive_sample_nce(similarity, labels, 0.5, proposal, old)
+        assert loss.item() == pytest.approx(expected, abs=1e-6)
+        plain = sample_nce(similarity, labels, temperature=0.5)
+        # One old class has no old negatives, so at least two are needed for a weight to matter.
+        assert (abs(loss.item() - plain.item()) > 1e-3) == (old >= 2)
+
+    def test_by_hand(self) -> None:
+        # Classes 0 and 1 are old, 2 is current; every exp(s) is 1.
+        similarity = torch.zeros(3, 4, dtype=torch.float64)
+        labels = torch.tensor([0, 1, 1, 2])
+        proposal = torch.tensor([0.5, 0.25, 0.1, torch.nan], dtype=torch.float64)
+        loss = sample_nce(similarity, labels, temperature=1.0, proposal=proposal, old_classes=2)
+        of_0 = math.log(1 + 1 / (0.25 * 2) + 1 / (0.1 * 2) + 1)
+        of_1 = math.log(1 / (0.5 * 1) + 1 + 1 + 1)
+        of_2 = math.log(4)
+        assert loss.item() == pytest.approx((of_0 + 2 * of_1 + of_2) / 4, abs=1e-12)
+
+
+@pytest.mark.parametrize("old", [0, 2, 4])
+@pytest.mark.parametrize("temperature", [0.1, 0.5])
+def test_sample_nce_gradcheck(old: int, temperature: float) -> None:
+    similarity, labels, proposal = example(4, 9, seed=3, smallest=1e-4)
+    assert torch.autograd.gradcheck(
+        lambda s: sample_nce(
+            s, labels, temperature=temperature, proposal=proposal, old_classes=old
+        ),
+        similarity.requires_grad_(),
+    )
+
+
+@SETTINGS
+@given(nce_cases())
+def test_uniform_proposal_is_the_unweighted_loss(
+    case: tuple[Tensor, Tensor, float, Tensor, int],
+) -> None:
+    similarity, labels, temperature, _, old = case
+    uniform = 1 / labels.bincount()[labels].double()
+    weighted = sample_nce(
+        similarity, labels, temperature=temperature, proposal=uniform, old_classes=old
+    )
+    plain = sample_nce(similarity, labels, temperature=temperature)
+    assert abs(weighted.item() - plain.item()) <= 1e-12
+
+
+class TestSampleNceInFloat32:
+    @pytest.mark.parametrize("smallest", [1e-12, 1.0])
+    @pytest.mark.parametrize("old", [0, 3, 5])
+    def test_cold_temperature_and_tiny_proposals(self, smallest: float, old: int) -> None:
+        similarity, labels, proposal = example(5, 40, seed=11, smallest=smallest)
+        proposal[::3] = smallest
+        similarity, proposal = similarity.float(), proposal.float()
+        leaf = similarity.clone().requires_grad_()
+        loss = sample_nce(leaf, labels, temperature=0.01, proposal=proposal, old_classes=old)
+        loss.backward()
+        assert loss.dtype == torch.float32
+        expected = naive_sample_nce(similarity, labels, 0.01, proposal, old)
+        assert loss.item() == pytest.approx(expected, rel=1e-4)
+        gradient = naive_sample_nce_gradient(similarity, labels, 0.01, proposal, old).float()
+        assert leaf.grad is not None
+        assert leaf.grad.isfinite().all()
+        torch.testing.assert_close(leaf.grad, gradient, rtol=1e-3, atol=1e-4)
+
+    def test_saturated_cosines(self) -> None:
+        # exp(1 / 0.01) is beyond float32: a sum of plain exponentials would overflow.
+        labels = torch.tensor([0, 0, 1, 1])
+        similarity = torch.tensor([[1.0, 1, 1, 1], [-1, -1, -1, -1]], requires_grad=True)
+        proposal = torch.full((4,), 1e-12)
+        loss = sample_nce(similarity, labels, temperature=0.01, proposal=proposal, old_classes=2)
+        loss.backward()
+        expected = naive_sample_nce(similarity.detach(), labels, 0.01, proposal, 2)
+        assert loss.item() == pytest.approx(expected, rel=1e-4)
+        assert similarity.grad is not None
+        assert similarity.grad.isfinite().all()
+
+    def test_a_proposal_that_underflowed_stays_finite(self) -> None:
+        similarity, labels, _ = example(3, 12, seed=5)
+        leaf = similarity.float().requires_grad_()
+        for proposal in (torch.zeros(12), torch.full((12,), 1e-200, dtype=torch.float64)):
+            loss = sample_nce(leaf, labels, temperature=0.01, proposal=proposal, old_classes=3)
+            (gradient,) = torch.autograd.grad(loss, leaf)
+            assert loss.isfinite()
+            assert gradient.isfinite().all()
+
+    def test_proposal_may_have_another_precision(self) -> None:
+        similarity, labels, proposal = example(4, 10, seed=6)
+        expected = naive_sample_nce(similarity, labels, 0.5, proposal.float(), 3)
+        loss = sample_nce(
+            similarity, labels, temperature=0.5, proposal=proposal.float(), old_classes=3
+        )
+        assert loss.dtype == torch.float64
+        assert loss.item() == pytest.approx(expected, abs=1e-6)
+
+
+class TestSampleNceLimits:
+    @pytest.mark.parametrize("junk", [torch.nan, 0.0, -1.0, torch.inf])
+    def test_proposals_of_current_samples_are_ignored(self, junk: float) -> None:
+        similarity, labels, proposal = example(5, 30, seed=1, smallest=1e-3)
+        carried = torch.where(labels < 3, proposal, junk)
+        assert (labels >= 3).any()
+        losses, gradients = [], []
+        for values in (proposal, carried):
+            leaf = similarity.clone().requires_grad_()
+            loss = sample_nce(leaf, labels, temperature=0.5, proposal=values, old_classes=3)
+            loss.backward()
+            losses.append(loss.item())
+            gradients.append(leaf.grad)
+        assert losses[0] == losses[1]
+        assert torch.equal(gradients[0], gradients[1])
+
+    def test_no_replayed_sample_in_the_batch(self) -> None:
+        similarity = cosines(5, 8, seed=2)
+        labels = torch.tensor([3, 4, 3, 3, 4, 4, 4, 3])
+        nothing = torch.full((8,), torch.nan, dtype=torch.float64)
+        loss = sample_nce(similarity, labels, temperature=0.5, proposal=nothing, old_classes=3)
+        expected = naive_sample_nce(similarity, labels, 0.5)
+        assert loss.item() == pytest.approx(expected, abs=1e-12)
+
+    @pytest.mark.parametrize("absent", [1, 4])
+    def test_prototype_of_a_class_missing_from_the_batch_has_no_gradient(self, absent: int) -> None:
+        similarity, labels, proposal = example(5, 30, seed=4)
+        kept = labels != absent
+        leaf = similarity[:, kept].requires_grad_()
+        sample_nce(
+            leaf, labels[kept], temperature=0.1, proposal=proposal[kept], old_classes=3
+        ).backward()
+        assert leaf.grad is not None
+        assert (leaf.grad[absent] == 0).all()
+        present = [i for i in range(5) if i != absent]
+        assert (leaf.grad[present].abs().sum(dim=1) > 0).all()
+
+    @pytest.mark.parametrize("old", [0, 1, 2])
+    def test_one_sample_costs_nothing(self, old: int) -> None:
+        similarity = cosines(2, 1, seed=5)
+        loss = sample_nce(
+            similarity,
+            torch.tensor([0]),
+            temperature=0.1,
+            proposal=torch.tensor([0.3], dtype=torch.float64),
+            old_classes=old,
+        )
+        assert loss.item() == pytest.approx(0, abs=1e-12)
+
+    @pytest.mark.parametrize("old", [0, 1])
+    def test_one_class_is_never_weighted(self, old: int) -> None:
+        similarity = cosines(1, 7, seed=6)
+        loss = sample_nce(
+            similarity,
+            torch.zeros(7, dtype=torch.int64),
+            temperature=0.5,
+            proposal=torch.full((7,), 1e-6, dtype=torch.float64),
+            old_classes=old,
+        )
+        logits = similarity[0] / 0.5
+        expected = math.log(logits.exp().sum().item()) - logits.mean().item()
+        assert loss.item() == pytest.approx(expected, abs=1e-12)
+
+    @pytest.mark.parametrize("batch", [1, 2, 17, 256])
+    def test_equal_similarities_cost_the_logarithm_of_the_batch(self, batch: int) -> None:
+        similarity = torch.full((3, batch), 0.7, dtype=torch.float64)
+        labels = torch.arange(batch) % 3
+        loss = sample_nce(similarity, labels, temperature=0.1)
+        assert loss.item() == pytest.approx(math.log(batch), abs=1e-12)
+
+    def test_rows_of_unseen_classes_change_nothing(self) -> None:
+        similarity, labels, proposal = example(4, 20, seed=7)
+        more = torch.cat([similarity, cosines(6, 20, seed=8)])
+        arguments = {"temperature": 0.5, "proposal": proposal, "old_classes": 2}
+        few = sample_nce(similarity, labels, **arguments)
+        many = sample_nce(more, labels, **arguments)
+        assert many.item() == pytest.approx(few.item(), abs=1e-12)
+
+    @SETTINGS
+    @given(nce_cases(), st.randoms(use_true_random=False))
+    def test_order_of_the_batch_does_not_matter(self, case, random) -> None:
+        similarity, labels, temperature, proposal, old = case
+        order = list(range(len(labels)))
+        random.shuffle(order)
+        arguments = {"temperature": temperature, "old_classes": old}
+        loss = sample_nce(similarity, labels, proposal=proposal, **arguments)
+        shuffled = sample_nce(
+            similarity[:, order], labels[order], proposal=proposal[order], **arguments
+        )
+        assert shuffled.item() == pytest.approx(loss.item(), rel=1e-10, abs=1e-10)
+
+    def test_rarer_samples_count_more(self) -> None:
+        similarity, labels, _ = example(4, 20, seed=9)
+        losses = [
+            sample_nce(
+                similarity,
+                labels,
+                temperature=0.5,
+                proposal=torch.full((20,), g, dtype=torch.float64),
+                old_classes=4,
+            ).item()
+            for g in (1.0, 0.1, 0.01)
+        ]
+        assert losses[0] < losses[1] < losses[2]
+
+
+class TestPrd:
+    @SETTINGS
+    @given(
+        st.integers(1, 6),
+        st.integers(1, 8),
+        st.integers(0, 2**31),
+        st.floats(0.02, 2.0),
+        st.floats(0.02, 2.0),
+    )
+    def test_against_the_equation(
+        self, classes: int, batch: int, seed: int, current: float, past: float
+    ) -> None:
+        student, teacher = cosines(classes, batch, seed), cosines(classes, batch, seed + 1)
+        loss = prd(student, teacher, student_temperature=current, teacher_temperature=past)
+        assert loss.shape == ()
+        assert loss.item() == pytest.approx(
+            naive_prd(student, teacher, current, past), rel=1e-6, abs=1e-6
+        )
+
+    def test_by_hand(self) -> None:
+        # The teacher says 3/4 and 1/4, the student 1/2 and 1/2, and then the other way round.
+        even = torch.zeros(2, dtype=torch.float64)
+        skewed = torch.tensor([math.log(3), 0.0], dtype=torch.float64)
+        student = torch.stack([even, skewed], dim=1) * 0.2
+        teacher = torch.stack([skewed, even], dim=1) * 0.1
+        loss = prd(student, teacher, student_temperature=0.2, teacher_temperature=0.1)
+        second = -(math.log(0.75) + math.log(0.25)) / 2
+        assert loss.item() == pytest.approx((math.log(2) + second) / 2, abs=1e-12)
+
+    def test_gradcheck(self) -> None:
+        teacher = cosines(4, 6, seed=1)
+        assert torch.autograd.gradcheck(
+            lambda s: prd(s, teacher, student_temperature=0.2, teacher_temperature=0.1),
+            cosines(4, 6, seed=2).requires_grad_(),
+        )
+
+    @SETTINGS
+    @given(st.integers(2, 6), st.integers(1, 8), st.integers(0, 2**31), st.floats(0.1, 2.0))
+    def test_least_where_the_student_is_the_teacher(
+        self, classes: int, batch: int, seed: int, temperature: float
+    ) -> None:
+        teacher = cosines(classes, batch, seed)
+        both = {"student_temperature": temperature, "teacher_temperature": temperature}
+        student = teacher.clone().requires_grad_()
+        least = prd(student, teacher, **both)
+        least.backward()
+        entropy = 0.0
+        for j in range(batch):
+            terms = [math.exp(teacher[i, j].item() / temperature) for i in range(classes)]
+            entropy -= sum(t / sum(terms) * math.log(t / sum(terms)) for t in terms) / batch
+        assert least.item() == pytest.approx(entropy, abs=1e-9)
+        assert student.grad is not None
+        assert student.grad.abs().max().item() <= 1e-12
+        assert prd(cosines(classes, batch, seed + 1), teacher, **both) > least
+
+    @SETTINGS
+    @given(st.integers(1, 6), st.integers(1, 8), st.integers(0, 2**31))
+    def test_a_constant_added_to_a_sample_changes_nothing(
+        self, classes: int, batch: int, seed: int
+    ) -> None:
+        student, teacher = cosines(classes, batch, seed), cosines(classes, batch, seed + 1)
+        constant = cosines(2, batch, seed + 2) * 10
+        loss = prd(student, teacher, student_temperature=0.2, teacher_temperature=0.1)
+        shifted = prd(
+            student + constant[:1] * 0.2,
+            teacher + constant[1:] * 0.1,
+            student_temperature=0.2,
+            teacher_temperature=0.1,
+        )
+        assert shifted.item() == pytest.approx(loss.item(), abs=1e-10)
+
+    def test_the_temperatures_are_not_swapped(self) -> None:
+        student, teacher = cosines(4, 5, seed=3), cosines(4, 5, seed=4)
+        loss = prd(student, teacher, student_temperature=0.2, teacher_temperature=0.1)
+        scaled = prd(student / 2, teacher, student_temperature=0.1, teacher_temperature=0.1)
+        assert loss.item() == pytest.approx(scaled.item(), abs=1e-12)
+        swapped = prd(student, teacher, student_temperature=0.1, teacher_temperature=0.2)
+        assert abs(loss.item() - swapped.item()) > 1e-2
+
+    def test_one_class_costs_nothing(self) -> None:
+        loss = prd(
+            cosines(1, 5, seed=5),
+            cosines(1, 5, seed=6),
+            student_temperature=0.2,
+            teacher_temperature=0.1,
+        )
+        assert loss.item() == 0.0
+
+    def test_float32_at_a_cold_temperature(self) -> None:
+        student = cosines(6, 20, seed=7).float().requires_grad_()
+        teacher = cosines(6, 20, seed=8).float()
+        loss = prd(student, teacher, student_temperature=0.01, teacher_temperature=0.01)
+        loss.backward()
+        expected = naive_prd(student.detach(), teacher, 0.01, 0.01)
+        assert loss.item() == pytest.approx(expected, rel=1e-4)
+        assert student.grad is not None
+        assert student.grad.isfinite().all()
