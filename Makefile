@@ -4,13 +4,14 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format clean
+.PHONY: help demo test lint format results clean
 
 help:
 	@echo "make demo    learn five tasks one after another and show the result"
 	@echo "make test    lint, types and the whole test suite"
 	@echo "make lint    ruff and mypy alone"
 	@echo "make format  let ruff rewrite what it can"
+	@echo "make results write the tables in the docs from the summaries in results/"
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -33,6 +34,9 @@ test: lint
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+results: $(READY)
+	$(BIN)/python -m cclis.report.results results README.md docs/results.md
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

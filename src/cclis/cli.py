@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 from rich.console import Console
 
 from cclis import __version__
 from cclis.config import (
+    CONFIGS,
     AugmentationOptions,
     CCLISOptions,
     EvaluationOptions,
@@ -31,6 +35,28 @@ from cclis.errors import InputError
 from cclis.progress import Progress
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+
+class Parser(ArgumentParser):
+    """A parser whose complaints are one sentence, not a screen of usage."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise what is wrong as an InputError."""
+        message = re.sub(r'Parser key "([\w.]+)":', r"--\1:", " ".join(message.split()))
+        message = re.sub(r"<class '(\w+)'>", r"\1", message)
+        message = re.sub(r"typing\.Literal\[(.*?)\]", r"one of \1", message)
+        message = re.sub(
+            r"Does not validate .*Subtypes: \[(.*)\] Errors: .*Given value:",
+            r"Expected one of \1. Got value:",
+            message,
+        ).replace("Expected a ", "Expected ")
+        unknown_flag = re.search(r"unrecognized arguments: --(\w+)|option '(\w+)'", message)
+        if unknown_flag is not None:
+            name = unknown_flag[1] or unknown_flag[2]
+            near = difflib.get_close_matches(name, [f.name for f in _all_fields()], n=1)
+            message += f". Did you mean {near[0]}?" if near else ""
+        raise InputError(message) from None
+
 
 GROUPS: tuple[type, ...] = (
     StreamOptions,
@@ -57,8 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    arguments = [_resolve_recipe(arguments, place) for place in range(len(arguments))]
-    parser = ArgumentParser(
+    arguments = _config_first(arguments)
+    parser = Parser(
         prog="cclis",
         description="Continual learning of image classes with a small replay memory.",
         version=__version__,
@@ -66,7 +92,7 @@ def _run(arguments: list[str]) -> int:
     commands = parser.add_subcommands(required=True, dest="command")
     commands.add_subcommand("train", _train_parser(arguments), help="learn a benchmark")
     commands.add_subcommand("evaluate", _evaluate_parser(), help="evaluate a run again")
-    commands.add_subcommand("benchmarks", ArgumentParser(), help="list benchmarks and recipes")
+    commands.add_subcommand("benchmarks", Parser(), help="list benchmarks and methods")
     commands.add_subcommand("data", _data_parser(), help="list, check and download datasets")
     parsed = parser.parse_args(arguments)
     run = {"train": _train, "evaluate": _evaluate, "benchmarks": _benchmarks, "data": _data}
@@ -89,7 +115,7 @@ def _train_parser(arguments: list[str]) -> ArgumentParser:
     if file is not None and Path(file).is_file():
         asked = {**read_yaml(Path(file)), **asked}
     kind = config_class(str(asked.get("method", RunOptions.method)))
-    parser = ArgumentParser(description="Learn a benchmark task by task.")
+    parser = Parser(description="Learn a benchmark task by task.")
     parser.add_argument(
         "--config",
         action="config",
@@ -128,7 +154,7 @@ def _train(options: Namespace) -> None:
 
 
 def _evaluate_parser() -> ArgumentParser:
-    parser = ArgumentParser(description="Evaluate the checkpoints of a run again.")
+    parser = Parser(description="Evaluate the checkpoints of a run again.")
     parser.add_argument("run", help="run directory")
     parser.add_argument("--data", type=str | None, help="where the datasets lie now")
     parser.add_argument("--device", type=str | None, help="where to compute: auto, cpu, cuda, mps")
@@ -170,11 +196,13 @@ def _benchmarks(options: Namespace) -> None:
         found = [recipe.split("/")[1] for recipe in recipes() if recipe.split("/")[0] == name]
         sizes = f"{len(spec.sizes)} × {spec.sizes[0]} classes" if spec.sizes else "--tasks"
         table.add_row(name, sizes, spec.about, ", ".join(found))
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    console.print(f"methods: {', '.join(CONFIGS)}", highlight=False)
 
 
 def _data_parser() -> ArgumentParser:
-    parser = ArgumentParser(description="List the datasets that are here and check them.")
+    parser = Parser(description="List the datasets that are here and check them.")
     parser.add_argument("name", nargs="?", help="one benchmark alone")
     parser.add_argument("--data", type=str | None, help="folder of the datasets")
     parser.add_argument("--download", action="store_true", help="fetch what is missing")
@@ -210,14 +238,19 @@ def _data(options: Namespace) -> None:
         raise InputError("; ".join(problems))
 
 
-def _resolve_recipe(arguments: list[str], place: int) -> str:
-    """An argument as it stands, or the file of the recipe that `--config NAME` asks for."""
-    text = arguments[place]
-    if place and arguments[place - 1] == "--config":
-        return _recipe_file(text)
-    if text.startswith("--config="):
-        return "--config=" + _recipe_file(text.removeprefix("--config="))
-    return text
+def _config_first(arguments: list[str]) -> list[str]:
+    """The arguments with `--config` in front, so that a flag overrules the file wherever it stands.
+
+    A recipe's name is replaced by its file.
+    """
+    hint = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    hint.add_argument("--config", action="append", default=[])
+    try:
+        given, others = hint.parse_known_args(arguments)
+    except argparse.ArgumentError:
+        return arguments
+    files = [part for name in given.config for part in ("--config", _recipe_file(name))]
+    return [*others[:1], *files, *others[1:]]
 
 
 def _recipe_file(name: str) -> str:
@@ -226,6 +259,10 @@ def _recipe_file(name: str) -> str:
     if name.endswith((".yaml", ".yml")):
         raise InputError(f"there is no file {name}")
     return str(recipe_path(name))
+
+
+def _all_fields() -> list[dataclasses.Field[Any]]:
+    return [field for kind in CONFIGS.values() for field in dataclasses.fields(kind)]
 
 
 def entry() -> None:

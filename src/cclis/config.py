@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import types
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -28,8 +29,8 @@ class Options:
     """A group of settings that checks itself."""
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            _check(field.name, getattr(self, field.name))
+        for name, hint in get_type_hints(type(self)).items():
+            _check(name, getattr(self, name), hint)
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,11 @@ class StreamOptions(Options):
     """Side that images of an image folder are resized to [default: as they are]."""
     limit: int | None = None
     """Samples of each class to use, of the training and of the test split [default: all]."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.tasks, list) and (not self.tasks or min(self.tasks) < 1):
+            raise InputError(f"tasks must hold at least one class each, not {self.tasks}")
 
 
 @dataclass(frozen=True)
@@ -149,11 +155,6 @@ class Config(
 ):
     """All settings that every method has."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.tasks, list) and (not self.tasks or min(self.tasks) < 1):
-            raise InputError(f"tasks must hold at least one class each, not {self.tasks}")
-
     def to_dict(self) -> dict[str, Any]:
         """Every field by name, ready for YAML or JSON."""
         return dataclasses.asdict(self)
@@ -224,17 +225,11 @@ _SHARE = {"flip", "jitter", "grayscale", "blur", "crop_scale", "replay_share"}
 _STRONGEST_JITTER = 2.5  # beyond it a factor could turn negative and invert the image
 
 
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "precision": get_args(Precision),
-    "encoder": get_args(Encoder),
-    "crop": get_args(Crop),
-    "selection": get_args(Selection),
-}
-
-
-def _check(name: str, value: Any) -> None:
-    if name in _CHOICES and value not in _CHOICES[name]:
-        raise unknown(name, str(value), _CHOICES[name])
+def _check(name: str, value: Any, hint: Any) -> None:
+    if not any(_fits(value, kind) for kind in (get_args(hint) if _is_union(hint) else (hint,))):
+        if get_origin(hint) is Literal:
+            raise unknown(name, str(value), get_args(hint))
+        raise InputError(f"{name} must be {_in_words(hint)}, not {value!r}")
     if not isinstance(value, int | float) or isinstance(value, bool):
         return
     for names, holds, rule in (
@@ -246,6 +241,25 @@ def _check(name: str, value: Any) -> None:
     ):
         if name in names and not (math.isfinite(value) and holds):
             raise InputError(f"{name} must be {rule}, not {value}")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if get_origin(kind) is list:
+        return isinstance(value, list) and all(_fits(item, get_args(kind)[0]) for item in value)
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, int | float if kind is float else kind)
+
+
+def _is_union(hint: Any) -> bool:
+    return isinstance(hint, types.UnionType)
+
+
+def _in_words(hint: Any) -> str:
+    kinds = get_args(hint) if _is_union(hint) else (hint,)
+    return " or ".join("None" if k is type(None) else getattr(k, "__name__", str(k)) for k in kinds)
 
 
 def config_class(method: str) -> type[Config]:

@@ -21,6 +21,9 @@ from cclis.progress import QUIET, Progress
 from cclis.report.page import render
 from cclis.runs import Run, summarise
 
+PLACES = ("output", "data")
+"""Settings that say where, not what: a result leaves them out."""
+
 
 def train(config: Config, progress: Progress = QUIET) -> Run:
     """Learn a benchmark task by task and leave a run directory behind."""
@@ -70,7 +73,7 @@ def train(config: Config, progress: Progress = QUIET) -> Run:
         "device": device_name(trainer.fabric.device),
         "versions": versions(),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "config": config.to_dict(),
+        "config": {k: v for k, v in config.to_dict().items() if k not in PLACES},
     }
     write_atomically(run.path / "report.html", render(result).encode())
     run.save_result(result)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from cclis.errors import InputError
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that nobody ever sees half of it, even after a crash.
+@contextmanager
+def appearing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that nobody ever sees half of, even after a crash.
 
     The temporary file lies beside the target, because a rename is atomic only within one file
     system.
@@ -20,7 +23,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         # mkstemp makes files private; these are ordinary results.
@@ -34,6 +37,12 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file whose whole content is at hand, as `appearing` does."""
+    with appearing(path) as file:
+        file.write(content)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -53,8 +62,9 @@ def write_tensors(path: Path, tensors: dict[str, Any], description: dict[str, An
     """Write tensors by name with a JSON description, as one safetensors file."""
     from safetensors.torch import save
 
-    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_atomically(path, save(contiguous, metadata={"cclis": json.dumps(description)}))
+    # Copies, because tensors that share memory, as tied weights do, are refused.
+    apart = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    write_atomically(path, save(apart, metadata={"cclis": json.dumps(description)}))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:

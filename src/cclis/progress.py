@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     ProgressColumn,
     SpinnerColumn,
     TextColumn,
@@ -20,14 +20,16 @@ from rich.progress import Progress as RichProgress
 
 LOG_EVERY_SECONDS = 10.0
 
+Unit = Literal["steps", "bytes"]
+
 
 def _columns() -> list[ProgressColumn]:
     return [
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[amount]}"),
+        TextColumn("{task.fields[note]}", markup=False),
         TimeElapsedColumn(),
         TextColumn("ETA"),
         TimeRemainingColumn(),
@@ -37,54 +39,70 @@ def _columns() -> list[ProgressColumn]:
 class Bar:
     """One piece of work of known length."""
 
-    def __init__(self, description: str, total: int, console: Console, live: RichProgress | None):
-        self._description, self._total = description, total
+    def __init__(
+        self,
+        description: str,
+        total: int,
+        unit: Unit,
+        console: Console,
+        live: RichProgress | None,
+    ):
+        self._description, self._total, self._unit = description, total, unit
         self._console, self._live = console, live
         self._started = self._logged = time.monotonic()
         self._done = 0
         self._note = ""
-        self._id = live.add_task(description, total=total, note="") if live else None
+        self._id = (
+            live.add_task(description, total=total, amount=self._amount, note="") if live else None
+        )
 
     def advance(self, amount: int = 1, note: str | None = None) -> None:
         """Record `amount` more units done; `note` is a short text such as the current loss."""
         self._done += amount
         self._note = self._note if note is None else note
         if self._live is not None and self._id is not None:
-            self._live.update(self._id, advance=amount, note=self._note)
+            self._live.update(self._id, advance=amount, amount=self._amount, note=self._note)
         elif time.monotonic() - self._logged > LOG_EVERY_SECONDS:
             self._logged = time.monotonic()
             elapsed = self._logged - self._started
             left = elapsed / max(self._done, 1) * (self._total - self._done)
-            self._log(f"{self._done}/{self._total}", f"ETA {left:.0f} s")
+            self._log(f"ETA {left:.0f} s")
 
-    def _log(self, *parts: str) -> None:
-        text = "  ".join([self._description, *parts, self._note]).rstrip()
-        self._console.print(text, highlight=False, markup=False)
+    @property
+    def _amount(self) -> str:
+        if self._unit == "bytes":
+            return f"{self._done / 1e6:.1f}/{self._total / 1e6:.1f} MB"
+        return f"{self._done}/{self._total}"
+
+    def _log(self, when: str) -> None:
+        text = "  ".join([self._description, self._amount, when, self._note]).rstrip()
+        _print(self._console, text)
 
     def finish(self) -> None:
         """Remove the live bar, or write the closing line of the log."""
         if self._live is not None and self._id is not None:
             self._live.remove_task(self._id)
         elif self._done:
-            self._log(f"{self._done}/{self._total}", f"{time.monotonic() - self._started:.1f} s")
+            self._log(f"{time.monotonic() - self._started:.1f} s")
 
 
 class Progress:
     """Where bars are drawn. `Progress(quiet=True)` draws nothing."""
 
     def __init__(self, *, quiet: bool = False, console: Console | None = None):
-        self.console = console or Console(stderr=True, quiet=quiet)
-        self._quiet = quiet
+        if console is None or quiet:
+            console = Console(stderr=True, quiet=quiet)
+        self.console = console
         self._live: RichProgress | None = None
 
     @contextmanager
-    def bar(self, description: str, total: int) -> Iterator[Bar]:
+    def bar(self, description: str, total: int, unit: Unit = "steps") -> Iterator[Bar]:
         """Show `description` while the block runs; nested bars stand under each other."""
-        outermost = self._live is None and self.console.is_terminal and not self._quiet
+        outermost = self._live is None and self.console.is_terminal and not self.console.quiet
         if outermost:
             self._live = RichProgress(*_columns(), console=self.console, transient=True)
             self._live.start()
-        bar = Bar(description, total, self.console, self._live)
+        bar = Bar(description, total, unit, self.console, self._live)
         try:
             yield bar
         finally:
@@ -95,7 +113,12 @@ class Progress:
 
     def say(self, text: str) -> None:
         """One line that stays."""
-        self.console.print(text, highlight=False, markup=False)
+        _print(self.console, text)
+
+
+def _print(console: Console, text: str) -> None:
+    # A log is read by tools as well: its lines are not folded to a width.
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 QUIET = Progress(quiet=True)

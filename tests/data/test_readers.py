@@ -4,8 +4,6 @@ import contextlib
 import json
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -323,16 +321,6 @@ def test_a_huge_memo_index_takes_no_memory(tmp_path):
     root = python_folder(tmp_path, b"\x80\x02Nr\xff\xff\xff\xff.")
     with pytest.raises(InputError, match="memo index"):
         read_cifar10(root)
-
-
-@pytest.fixture(scope="module")
-def real_cifar(tmp_path_factory):
-    if not (SHARED / "unpack.py").is_file():
-        pytest.skip("the real CIFAR files are not at hand")
-    root = tmp_path_factory.mktemp("real")
-    for name in ("cifar10", "cifar100"):
-        subprocess.run([sys.executable, SHARED / "unpack.py", name, root], check=True)
-    return root
 
 
 def test_real_cifar10(real_cifar):

@@ -48,7 +48,9 @@ def mix(task: int, memory: int, batch_size: int, replay_share: float | None = No
     if memory and share > 0:
         # Rounding must not leave a memory unused, nor a task unlearned.
         replay = min(max(1, round(batch * share)), batch - 1)
-    return Mix(batch - replay, replay, -(-(task + memory) // batch))
+    # As many as all samples fill, and enough for every sample of the task.
+    steps = max(-(-(task + memory) // batch), -(-task // (batch - replay)))
+    return Mix(batch - replay, replay, steps)
 
 
 def epoch(

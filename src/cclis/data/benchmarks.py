@@ -74,6 +74,11 @@ class Benchmark:
         self.task_sizes = tuple(sizes)
         self._dataset, self._order, self._limit = dataset, tuple(order[: sum(sizes)]), limit
         self.class_names = tuple(dataset.class_names[c] for c in self._order)
+        for index in range(len(self)):
+            of_task = [self._order[c] for c in self._classes_of(index)]
+            for kind, split in (("training", dataset.train), ("test", dataset.test)):
+                if not np.isin(split.labels, of_task).any():
+                    raise InputError(f"task {index + 1} of {name} has no {kind} images")
 
     @property
     def classes(self) -> int:
@@ -95,8 +100,7 @@ class Benchmark:
     def __getitem__(self, index: int) -> Task:
         if not 0 <= index < len(self):
             raise IndexError(f"{self.name} has tasks 0 to {len(self) - 1}, not {index}")
-        first = sum(self.task_sizes[:index])
-        classes = tuple(range(first, first + self.task_sizes[index]))
+        classes = self._classes_of(index)
         return Task(
             index,
             classes,
@@ -104,6 +108,10 @@ class Benchmark:
             self._subset(self._dataset.train, classes),
             self._subset(self._dataset.test, classes),
         )
+
+    def _classes_of(self, index: int) -> tuple[int, ...]:
+        first = sum(self.task_sizes[:index])
+        return tuple(range(first, first + self.task_sizes[index]))
 
     def _subset(self, split: Split, classes: Sequence[int]) -> ImageSet:
         arrival = np.full(len(self._dataset.class_names), -1, dtype=np.int64)
@@ -117,7 +125,7 @@ class Benchmark:
 
 def _first_of_each(chosen: np.ndarray, labels: np.ndarray, limit: int) -> np.ndarray:
     kept = [chosen[labels == label][:limit] for label in np.unique(labels)]
-    return np.sort(np.concatenate(kept))
+    return np.sort(np.concatenate([chosen[:0], *kept]))
 
 
 @dataclass(frozen=True)
@@ -193,7 +201,9 @@ def load_benchmark(
     spec = BENCHMARKS[name]
     if root is None and spec.sizes is None:
         raise InputError(f"{name} needs --data: {spec.about}")
-    options = StreamOptions(image_size=image_size)
+    options = StreamOptions(
+        tasks=tasks, class_order=class_order, image_size=image_size, limit=limit
+    )
     dataset = spec.read(Path(root) if root is not None else default_root(), options, progress)
     order = np.arange(len(dataset.class_names))
     if class_order is not None:

@@ -286,7 +286,7 @@ class _Fetch:
         with (
             self.part.open("ab" if done else "wb") as file,
             self.progress.bar(
-                f"downloading {self.archive.filename} (bytes)", total or self.archive.size
+                f"downloading {self.archive.filename}", total or self.archive.size, unit="bytes"
             ) as bar,
         ):
             bar.advance(done)

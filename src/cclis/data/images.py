@@ -73,6 +73,11 @@ def as_uint8_images(images: Any) -> Tensor:
             (N, C, H, W) with one or three channels; uint8, or floating point within [0, 1].
     """
     array = _as_array(images)
+    if array.ndim == 3 and array.shape[-1] == 3:
+        raise InputError(
+            f"an array of shape {array.shape} looks like one colour image; give it a first axis: "
+            "images[None]"
+        )
     if array.ndim == 3:
         array = array[..., None]
     if array.ndim != 4 or 0 in array.shape:
@@ -99,12 +104,14 @@ def as_uint8_images(images: Any) -> Tensor:
         array = np.rint(array * 255).astype(np.uint8)
     elif array.dtype != np.uint8:
         raise InputError(f"images must be uint8 or floating point, not {array.dtype}")
-    return torch.from_numpy(np.ascontiguousarray(array))
+    # A copy: what the caller does to the array afterwards must not change what is learned.
+    return torch.from_numpy(np.array(array, order="C"))
 
 
 def _as_array(images: Any) -> NDArray[Any]:
     if isinstance(images, Tensor):
-        return images.detach().cpu().numpy()
+        floating = images.detach().cpu()
+        return (floating.float() if floating.is_floating_point() else floating).numpy()
     if not isinstance(images, np.ndarray) and isinstance(images, Sequence):
         shapes = sorted({np.shape(image) for image in images})
         if len(shapes) > 1:

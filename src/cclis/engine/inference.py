@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cclis.config import AugmentationOptions
 from cclis.data.augment import augment, to_float
-from cclis.nn.network import Network
+from cclis.nn.network import Network, evaluating
 
 BATCH = 512
 
@@ -42,19 +42,16 @@ class Inference:
     @torch.no_grad()
     def __call__(self, images: Tensor, augmented: torch.Generator | None = None) -> Representation:
         """Represent images as they are, or augmented with draws from a generator."""
-        training = self.network.training
-        self.network.eval()
         features, embeddings = [], []
-        for part in torch.split(images, BATCH):
-            batch = part.to(self._fabric.device)
-            floats = (
-                to_float(batch)
-                if augmented is None
-                else augment(batch, self._augmentation, augmented)
-            )
-            with self._fabric.autocast():
-                feature = self.network.features(floats)
-                embeddings.append(self.network.project(feature))
-            features.append(feature.float())
-        self.network.train(training)
+        with evaluating(self.network), self._fabric.autocast():
+            for part in torch.split(images, BATCH):
+                found = self.network.features(self._floats(part, augmented))
+                embeddings.append(self.network.project(found))
+                features.append(found.float())
         return Representation(torch.cat(features), torch.cat(embeddings))
+
+    def _floats(self, images: Tensor, augmented: torch.Generator | None) -> Tensor:
+        images = images.to(self._fabric.device)
+        if augmented is None:
+            return to_float(images)
+        return augment(images, self._augmentation, augmented)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -32,10 +34,13 @@ def make_encoder(options: NetworkOptions, image_shape: tuple[int, int, int]) -> 
 def feature_dimension(encoder: nn.Module, image_shape: tuple[int, int, int]) -> int:
     """How many features an encoder gives, found by trying it on blank images."""
     height, width, channels = image_shape
-    training = encoder.training
-    with torch.no_grad():
-        features = encoder.eval()(torch.zeros(2, channels, height, width))
-    encoder.train(training)
+    try:
+        with evaluating(encoder), torch.no_grad():
+            features = encoder(torch.zeros(2, channels, height, width))
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise InputError(
+            f"the encoder cannot take images of shape (B, {channels}, {height}, {width}): {error}"
+        ) from error
     if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
         found = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
         raise InputError(
@@ -43,6 +48,18 @@ def feature_dimension(encoder: nn.Module, image_shape: tuple[int, int, int]) -> 
             f"{found}"
         )
     return features.shape[1]
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """A module in eval mode for a while; each of its parts then goes back to the mode it had."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
 
 
 class Network(nn.Module, ABC):

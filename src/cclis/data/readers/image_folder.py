@@ -1,0 +1,91 @@
+"""Images of your own, in a folder for every class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from cclis.data.readers.dataset import Dataset, Split
+from cclis.data.readers.pictures import Files, decode, header, images_in, in_parallel, labels_of
+from cclis.errors import InputError
+from cclis.progress import QUIET, Progress
+
+
+def read_image_folder(
+    root: Path, image_size: int | None = None, progress: Progress = QUIET
+) -> Dataset:
+    """Images in folders: `root`/train/CLASS/IMAGE and `root`/test/CLASS/IMAGE (or val).
+
+    Args:
+        root: The folder that holds train and test.
+        image_size: Bring every image to this height and width: the shorter side is scaled to it,
+            the longer one cropped in its middle. Without it, all must have one size already.
+        progress: Where to show how far it is.
+    """
+    if image_size is not None and image_size < 1:
+        raise InputError(f"image_size must be at least 1, not {image_size}")
+    train = root / "train"
+    test = next((root / name for name in ("test", "val") if (root / name).is_dir()), root / "test")
+    for folder in (train, test):
+        if not folder.is_dir():
+            raise InputError(f"no folder {folder}: expected {folder}/CLASS/IMAGE files")
+    names = _folders_in(train)
+    files = {"train": _files_in(train, names), "test": _files_in(test, names)}
+    paths = [path for listed in files.values() for path, _ in listed]
+    mode = _common_mode(paths, image_size, progress)
+
+    def read(split: str) -> Split:
+        parts = in_parallel(
+            lambda path: decode(path, mode, image_size),
+            [path for path, _ in files[split]],
+            f"reading {split} images",
+            progress,
+        )
+        return Split(np.concatenate([np.stack(part) for part in parts]), labels_of(files[split]))
+
+    return Dataset(read("train"), read("test"), tuple(names))
+
+
+def _folders_in(folder: Path) -> list[str]:
+    names = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    if not names:
+        raise InputError(f"no class folders in {folder}: expected {folder}/CLASS/IMAGE files")
+    return names
+
+
+def _files_in(folder: Path, names: Sequence[str]) -> Files:
+    present = set(_folders_in(folder))
+    strangers = sorted(present - set(names))
+    if strangers:
+        raise InputError(
+            f"{folder} holds the class '{strangers[0]}', which {folder.with_name('train')} does "
+            "not; every class needs training images"
+        )
+    files: Files = []
+    for label, name in enumerate(names):
+        if name in present:
+            found = images_in(folder / name)
+            if not found:
+                raise InputError(
+                    f"no images in {folder / name}: put some there, or remove the folder"
+                )
+            files += [(path, label) for path in found]
+    return files
+
+
+def _common_mode(paths: Sequence[Path], image_size: int | None, progress: Progress) -> str:
+    """L where every image is grey, else RGB; sizes must agree unless there is an `image_size`."""
+    grey = True
+    first: tuple[int, int] | None = None
+    headers = in_parallel(header, paths, "looking at images", progress)
+    for path, (size, mode) in zip(paths, (h for part in headers for h in part), strict=True):
+        grey = grey and (mode in {"1", "L", "LA"} or mode.startswith("I"))
+        first = first or size
+        if image_size is None and size != first:
+            raise InputError(
+                f"images of different sizes: {paths[0]} is {first[0]}×{first[1]}, {path} is "
+                f"{size[0]}×{size[1]} (width×height); pass `--image_size N` to bring all to N×N"
+            )
+    return "L" if grey else "RGB"

@@ -1,0 +1,127 @@
+"""Arrays of your own, in a numpy .npz file."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cclis.data.images import as_uint8_images
+from cclis.data.readers.dataset import Dataset, Split, Uint8
+from cclis.data.readers.text import first_line, text
+from cclis.errors import InputError
+
+
+def read_npz(path: Path) -> Dataset:
+    """Arrays x_train, y_train, x_test, y_test, and perhaps class_names, of a numpy .npz file.
+
+    Images are uint8, or floating point within [0, 1], with one or three channels, first or last.
+    Labels are integers or texts; classes are in the order of the sorted labels of y_train.
+
+    Args:
+        path: The file, or a folder that holds exactly one .npz file.
+    """
+    if path.is_dir():
+        found = sorted(path.glob("*.npz"))
+        if len(found) != 1:
+            raise InputError(
+                f"{path} holds {len(found)} .npz files, and should hold one; name the file itself"
+            )
+        path = found[0]
+    arrays = _load(path)
+    images, labels = {}, {}
+    for split in ("train", "test"):
+        images[split] = _images(path, f"x_{split}", arrays)
+        labels[split] = _labels(path, f"y_{split}", arrays, len(images[split]))
+    shapes = {split: array.shape[1:] for split, array in images.items()}
+    if shapes["train"] != shapes["test"]:
+        raise InputError(
+            f"{path}: images of x_train are {shapes['train']}, but those of x_test "
+            f"{shapes['test']} (height, width, channels); they must agree"
+        )
+    if labels["train"].dtype.kind != labels["test"].dtype.kind:
+        raise InputError(f"{path}: y_train and y_test must both be integers, or both texts")
+    classes = np.unique(labels["train"])
+    strangers = np.setdiff1d(labels["test"], classes)
+    if len(strangers):
+        raise InputError(
+            f"{path}: y_test holds the class {strangers[0]}, which y_train does not; "
+            "every class needs training images"
+        )
+    splits = {
+        split: Split(images[split], np.searchsorted(classes, labels[split]).astype(np.int64))
+        for split in images
+    }
+    names = _names(path, arrays.get("class_names"), classes)
+    return Dataset(splits["train"], splits["test"], names)
+
+
+def _load(path: Path) -> dict[str, NDArray[Any]]:
+    keys = ("x_train", "y_train", "x_test", "y_test")
+    if not path.is_file():
+        raise InputError(f"no file {path}: expected a .npz file with {', '.join(keys)}")
+    if not zipfile.is_zipfile(path):
+        raise InputError(f"{path} is not a .npz file; write one with numpy.savez")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            missing = [key for key in keys if key not in file]
+            if missing:
+                raise InputError(
+                    f"{path} has no array '{missing[0]}': expected {', '.join(keys)}; "
+                    f"it holds {', '.join(file.files) or 'nothing'}"
+                )
+            # A member that is no array at all comes out as bytes.
+            return {key: np.asarray(file[key]) for key in (*keys, "class_names") if key in file}
+    except InputError:
+        raise
+    # Damaged archives raise nearly every type of exception.
+    except Exception as error:
+        raise InputError(
+            f"cannot read {path} as a .npz file ({first_line(error)}); "
+            "write it anew with numpy.savez"
+        ) from error
+
+
+def _images(path: Path, key: str, arrays: Mapping[str, NDArray[Any]]) -> Uint8:
+    try:
+        images: Uint8 = as_uint8_images(arrays[key]).numpy()
+    except InputError as error:
+        raise InputError(f"{path}: {key}: {error}") from None
+    return images
+
+
+def _labels(
+    path: Path, key: str, arrays: Mapping[str, NDArray[Any]], expected: int
+) -> NDArray[Any]:
+    labels = arrays[key]
+    if labels.ndim != 1 or len(labels) != expected:
+        raise InputError(
+            f"{path}: {key} should be one label for each of the {expected} images, "
+            f"not of shape {labels.shape}"
+        )
+    if labels.dtype.kind not in "iuSU":
+        raise InputError(f"{path}: {key} should hold integers or texts, not {labels.dtype}")
+    if labels.dtype.kind == "S":
+        return np.char.decode(labels, "latin1")
+    if labels.dtype.kind == "u":
+        if labels.max() > np.iinfo(np.int64).max:
+            raise InputError(f"{path}: {key} holds {labels.max()}, too large for a label")
+        return labels.astype(np.int64)
+    return labels
+
+
+def _names(path: Path, names: NDArray[Any] | None, classes: NDArray[Any]) -> tuple[str, ...]:
+    if names is None or classes.dtype.kind == "U":
+        return tuple(str(label) for label in classes)
+    if names.ndim != 1 or names.dtype.kind not in "SU":
+        raise InputError(f"{path}: class_names should be a list of texts, not {names.dtype}")
+    if classes[0] < 0 or classes[-1] >= len(names):
+        raise InputError(
+            f"{path}: class_names holds {len(names)} names, but labels reach from {classes[0]} "
+            f"to {classes[-1]}; a label is the index of its name"
+        )
+    return tuple(text(name) for name in names[classes].tolist())

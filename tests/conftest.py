@@ -1,0 +1,49 @@
+"""What many tests share: real images, a tiny stream, settings that run in a moment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from filelock import FileLock
+
+# Two test processes share two cores; more threads would wait for each other.
+torch.set_num_threads(1)
+
+IMAGES = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+
+QUICK: dict[str, Any] = {
+    "epochs": 2,
+    "batch_size": 32,
+    "width": 8,
+    "probe_epochs": 2,
+    "mean_passes": 1,
+    "score_passes": 2,
+    "crop_scale": 0.6,
+    "flip": 0.0,
+    "jitter": 0.0,
+    "grayscale": 0.0,
+}
+"""Settings under which split-digits takes a second; nothing is learned well."""
+
+
+@pytest.fixture(scope="session")
+def real_cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the real CIFAR-10 and CIFAR-100 in their binary layout."""
+    if not (IMAGES / "unpack.py").is_file():
+        pytest.skip("the real CIFAR images are not at hand")
+    base = tmp_path_factory.getbasetemp()
+    # Test processes of one run share their parent folder: unpack once for all of them.
+    root = (base.parent if base.name.startswith("popen-") else base) / "real-cifar"
+    with FileLock(f"{root}.lock"):
+        if not root.exists():
+            partial = root.with_name("real-cifar-partial")
+            for name in ("cifar10", "cifar100"):
+                command = [sys.executable, str(IMAGES / "unpack.py"), name, str(partial)]
+                subprocess.run(command, check=True)
+            partial.rename(root)
+    return root

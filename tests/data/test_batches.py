@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cclis.data.batches import Mix, epoch, mix
+from cclis.errors import InputError
+
+SIZES = st.integers(1, 5000)
+MEMORIES = st.integers(0, 2000)
+BATCHES = st.integers(1, 600)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# ---------------------------------------------------------------------------------------- mix
+
+
+@pytest.mark.parametrize(
+    ("task", "memory", "batch_size", "expected"),
+    [
+        (9800, 200, 500, Mix(490, 10, 20)),
+        (5000, 500, 512, Mix(465, 47, 11)),  # 512 · 500 / 5500 = 46.5…
+        (300, 100, 64, Mix(48, 16, 7)),
+        (10_000, 1, 64, Mix(63, 1, 159)),  # rounds to nothing, but a memory is there to be used
+        (1, 10_000, 64, Mix(1, 63, 157)),  # rounds to everything, but a task is to be learned
+        (10, 5, 512, Mix(10, 5, 1)),  # fewer than a batch
+        (100, 0, 32, Mix(32, 0, 4)),
+    ],
+)
+def test_replay_is_in_proportion(task, memory, batch_size, expected):
+    assert mix(task, memory, batch_size) == expected
+
+
+@given(SIZES, MEMORIES, BATCHES)
+def test_a_mix_fills_the_batch_with_the_nearest_share(task, memory, batch_size):
+    how = mix(task, memory, batch_size)
+    assert how.task + how.replay == how.batch == min(batch_size, task + memory)
+    assert how.task >= 1
+    passes = (Fraction(task + memory, how.batch), Fraction(task, how.task))
+    assert how.steps - 1 < max(passes) <= how.steps
+    exact = Fraction(how.batch * memory, task + memory)
+    if 1 <= how.replay < how.batch - 1:
+        assert exact <= 1 or abs(how.replay - exact) <= Fraction(1, 2)
+    if how.replay == 0:
+        assert memory == 0 or how.batch == 1
+
+
+@given(SIZES, st.integers(1, 2000), st.integers(2, 600), st.floats(0.01, 1))
+def test_a_replay_share_is_kept_whatever_the_sizes(task, memory, batch_size, share):
+    how = mix(task, memory, batch_size, share)
+    wanted = how.batch * share
+    assert 1 <= how.replay <= how.batch - 1
+    assert how.replay in (1, how.batch - 1) or abs(how.replay - wanted) <= 0.5
+
+
+def test_a_replay_share_of_nothing_replays_nothing():
+    assert mix(100, 50, 30, 0.0) == Mix(30, 0, 5)
+
+
+def test_a_task_without_samples_is_refused():
+    with pytest.raises(InputError, match="at least one sample"):
+        mix(0, 10, 4)
+
+
+# -------------------------------------------------------------------------------------- epoch
+
+
+@given(st.integers(1, 300), st.integers(0, 100), st.integers(1, 80), st.integers(0, 9))
+def test_an_epoch_passes_through_each_kind_evenly(task, memory, batch_size, seed):
+    how = mix(task, memory, batch_size)
+    batches = list(epoch(task, memory, how, generator(seed)))
+
+    assert [(len(t), len(m)) for t, m in batches] == [(how.task, how.replay)] * how.steps
+    for indices, size in (
+        (torch.cat([t for t, _ in batches]), task),
+        (torch.cat([m for _, m in batches]), memory),
+    ):
+        assert indices.dtype == torch.int64
+        counts = torch.bincount(indices, minlength=size)
+        assert len(counts) == size
+        if size:
+            assert counts.max() - counts.min() <= 1
+            assert counts.min() >= 1 or len(indices) < size
+
+
+def test_every_sample_of_the_task_comes_up_where_there_are_steps_enough():
+    how = Mix(task=7, replay=3, steps=5)
+    chosen = torch.cat([t for t, _ in epoch(30, 10, how, generator())])
+    assert set(chosen.tolist()) == set(range(30))
+
+
+def test_the_seed_decides_the_order():
+    how = mix(100, 20, 16)
+
+    def order(source: torch.Generator) -> list[int]:
+        return torch.cat([torch.cat(pair) for pair in epoch(100, 20, how, source)]).tolist()
+
+    assert order(generator(1)) == order(generator(1))
+    assert order(generator(1)) != order(generator(2))
+    ongoing = generator(1)
+    assert order(ongoing) != order(ongoing)
+
+
+def test_wrapping_around_takes_a_new_order():
+    how = Mix(task=50, replay=0, steps=2)
+    first, second = (t for t, _ in epoch(50, 0, how, generator()))
+    assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(50))
+    assert first.tolist() != second.tolist()
+
+
+def test_without_a_memory_nothing_is_replayed():
+    for chosen, replayed in epoch(10, 0, mix(10, 0, 4), generator()):
+        assert len(chosen) == 4
+        assert (len(replayed), replayed.dtype) == (0, torch.int64)

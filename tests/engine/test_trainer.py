@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cclis import load_benchmark
+from cclis.config import make_config
+from cclis.data.images import ImageSet
+from cclis.engine.trainer import Trainer
+from cclis.errors import InputError
+from cclis.files import read_tensors, write_tensors
+from tests.conftest import QUICK
+
+SHAPE = (8, 8, 1)
+
+
+def make(classes: int = 10, **settings: Any) -> Trainer:
+    return Trainer(make_config("cclis", {**QUICK, "memory": 20, **settings}), SHAPE, classes)
+
+
+def weights(trainer: Trainer) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in trainer.method.network.state_dict().items()}
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def learn(trainer: Trainer, tasks: range, **settings: Any) -> list[dict[str, Any]]:
+    records: list[dict[str, Any]] = []
+    digits = load_benchmark("split-digits", **settings)
+    for index in tasks:
+        task = digits[index]
+        trainer.learn(task.train, len(task.classes), records.append)
+    return records
+
+
+def test_learning_goes_on_after_the_data_of_earlier_tasks_are_deleted() -> None:
+    trainer = make(epochs=1)
+    gone = []
+    for index in range(5):
+        task = load_benchmark("split-digits")[index]
+        trainer.learn(task.train, len(task.classes))
+        gone.append(weakref.ref(task.train.images))
+        task.train.images.zero_()
+        del task
+        gc.collect()
+        assert gone[-1]() is None, "something still holds the task's images"
+        assert trainer.memory.samples is not None
+        assert bool((trainer.memory.samples.images.flatten(1).amax(dim=1) > 0).all())
+    assert trainer.method.seen == 10
+
+
+def test_the_memory_is_balanced_full_and_shrinks_old_classes() -> None:
+    trainer = make(epochs=1, memory=23)
+    sizes = []
+    for index in range(5):
+        learn(trainer, range(index, index + 1))
+        assert trainer.memory.samples is not None
+        counts = trainer.memory.samples.labels.bincount()
+        assert len(trainer.memory) == 23
+        assert len(counts) == 2 * (index + 1)
+        assert int(counts.max() - counts.min()) <= 1
+        sizes.append(int(counts[0]))
+    assert sizes[0] > sizes[-1]
+    assert bool((trainer.memory.proposal > 0).all())
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not() -> None:
+    first, second, other = make(seed=3), make(seed=3), make(seed=4)
+    for trainer in (first, second, other):
+        learn(trainer, range(2))
+    assert same(weights(first), weights(second))
+    assert same(first.memory.state(), second.memory.state())
+    assert not same(weights(first), weights(other))
+
+
+def test_chance_elsewhere_changes_nothing() -> None:
+    first, second = make(), make()
+    learn(first, range(1))
+    torch.manual_seed(99)
+    np.random.seed(99)
+    torch.rand(7)
+    before = torch.get_rng_state()
+    learn(second, range(1))
+    assert same(weights(first), weights(second))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_saved_state_goes_on_exactly(tmp_path) -> None:
+    whole, half = make(), make()
+    learn(whole, range(3))
+    learn(half, range(2))
+    write_tensors(tmp_path / "state.safetensors", *half.state())
+    resumed = Trainer.from_state(*read_tensors(tmp_path / "state.safetensors"))
+    learn(resumed, range(2, 3))
+    assert same(weights(whole), weights(resumed))
+    assert same(whole.memory.state(), resumed.memory.state())
+
+
+def test_room_for_more_classes_changes_nothing_for_those_there() -> None:
+    roomy, tight = make(classes=4), make(classes=2)
+    with torch.no_grad():
+        roomy.method.network.prototypes[:2] = tight.method.network.prototypes
+        for name, value in roomy.method.network.state_dict().items():
+            if name != "prototypes":
+                tight.method.network.state_dict()[name].copy_(value)
+    for trainer in (roomy, tight):
+        learn(trainer, range(1))
+    torch.testing.assert_close(
+        roomy.method.network.prototypes[:2], tight.method.network.prototypes, rtol=0, atol=0
+    )
+    learn(tight, range(1, 2))
+    assert tight.method.network.classes == 4
+    momentum = tight.state()[0]
+    assert any(value.shape == (4, 128) for name, value in momentum.items() if "momentum" in name)
+
+
+def test_records_tell_the_losses_and_the_schedule() -> None:
+    records = learn(make(epochs=10, warmup_epochs=2, learning_rate=0.2), range(2))
+    assert [(r["task"], r["epoch"]) for r in records] == [(t, e) for t in (0, 1) for e in range(10)]
+    assert records[0]["losses"].keys() == {"contrast"}
+    assert records[-1]["losses"].keys() == {"contrast", "distill"}
+    assert all(r["loss"] == pytest.approx(sum(r["losses"].values())) for r in records)
+    rates = [r["learning_rate"] for r in records[:10]]
+    assert max(rates) <= 0.2
+    assert rates[0] < rates[1]
+    assert rates[-1] < 0.02
+    assert records[0]["loss"] > records[9]["loss"]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"epochs": 3},
+        {"first_epochs": 1},
+        {"batch_size": 16},
+        {"replay_share": 0.5},
+        {"learning_rate": 0.2},
+        {"momentum": 0.5},
+        {"weight_decay": 0.1},
+        {"warmup_epochs": 0},
+        {"temperature": 0.1},
+        {"distill_weight": 0.1},
+        {"teacher_temperature": 0.5},
+        {"student_temperature": 0.5},
+        {"prototype_learning_rate": 0.1},
+        {"score_passes": 1},
+        {"importance_sampling": False},
+        {"selection": "random"},
+        {"distillation": False},
+        {"encoder": "resnet18"},
+        {"width": 4},
+        {"embedding": 16},
+        {"crop": "none"},
+        {"crop": "padded"},
+        {"crop": "padded", "padding": 1},
+        {"crop_scale": 0.9},
+        {"flip": 0.5},
+        {"jitter": 0.8},
+        {"jitter": 0.8, "jitter_strength": 0.5},
+        {"memory": 10},
+        {"precision": "bf16-mixed"},
+    ],
+    ids=str,
+)
+def test_every_setting_changes_what_is_learned(changed: dict[str, Any]) -> None:
+    assert not same(after_two_tasks(**changed), after_two_tasks())
+
+
+@pytest.mark.parametrize("changed", [{"grayscale": 0.5}, {"blur": 0.5}], ids=str)
+def test_settings_for_larger_colour_images_change_them(changed: dict[str, Any]) -> None:
+    assert not same(after_colour(**changed), after_colour())
+
+
+_cache: dict[str, dict[str, Tensor]] = {}
+
+
+def after_two_tasks(**changed: Any) -> dict[str, Tensor]:
+    key = str(changed)
+    if key not in _cache:
+        trainer = make(**changed)
+        learn(trainer, range(2), limit=30)
+        _cache[key] = weights(trainer) | trainer.memory.state()
+    return _cache[key]
+
+
+def after_colour(**changed: Any) -> dict[str, Tensor]:
+    chance = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (12, 24, 24, 3), dtype=torch.uint8, generator=chance)
+    config = make_config("cclis", {**QUICK, "width": 4, "epochs": 1, **changed})
+    trainer = Trainer(config, (24, 24, 3), 2)
+    trainer.learn(ImageSet(images, torch.arange(12) % 2), 2)
+    return weights(trainer)
+
+
+def test_images_are_normalised_by_the_first_task() -> None:
+    trainer = make()
+    task = load_benchmark("split-digits")[0].train
+    trainer.learn(task, 2)
+    values = task.images.double() / 255
+    network = trainer.method.network
+    assert float(network.mean) == pytest.approx(float(values.mean()), rel=1e-6)
+    assert float(network.std) == pytest.approx(float(values.std(correction=0)), rel=1e-6)
+
+
+def test_your_own_encoder_is_copied_and_trained() -> None:
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.ReLU())
+    before = encoder[1].weight.clone()
+    trainer = Trainer(make_config("cclis", QUICK), SHAPE, 2, encoder=encoder)
+    learn(trainer, range(1))
+    assert torch.equal(encoder[1].weight, before)
+    assert not torch.equal(trainer.method.network.encoder[1].weight, before)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "new", "part"),
+    [
+        (torch.zeros(4, 9, 8, 1), [0, 1, 0, 1], 2, "but the first task had"),
+        (torch.zeros(4, 8, 8, 1), [0, 1, 2, 1], 2, "labels out of range"),
+        (torch.zeros(4, 8, 8, 1), [-1, 1, 0, 1], 2, "labels out of range"),
+        (torch.zeros(1, 8, 8, 1), [0], 1, "at least two samples"),
+    ],
+)
+def test_a_task_that_does_not_fit_is_refused(
+    images: Tensor, labels: list[int], new: int, part: str
+) -> None:
+    trainer = make()
+    before = weights(trainer)
+    with pytest.raises(InputError, match=part):
+        trainer.learn(ImageSet(images.to(torch.uint8), torch.tensor(labels)), new)
+    assert same(before, weights(trainer))
+    assert trainer.method.seen == 0
+
+
+def test_a_loss_that_is_not_finite_stops_the_run() -> None:
+    trainer = make(learning_rate=1e30, momentum=0.0, warmup_epochs=0)
+    with pytest.raises(InputError, match="the loss became nan in epoch"):
+        learn(trainer, range(1))
+
+
+def test_weights_of_another_network_are_refused() -> None:
+    tensors, description = make().state()
+    del tensors["network.prototypes"]
+    with pytest.raises(InputError, match="another network"):
+        Trainer.from_state(tensors, description)
+
+
+def test_memory_zero_still_learns() -> None:
+    trainer = make(memory=0)
+    learn(trainer, range(2))
+    assert len(trainer.memory) == 0
+    assert trainer.method.seen == 4

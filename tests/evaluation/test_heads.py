@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from cclis.config import AugmentationOptions, EvaluationOptions, RunOptions
+from cclis.data.augment import to_float
+from cclis.data.benchmarks import load_benchmark
+from cclis.data.images import ImageSet
+from cclis.engine import inference as inference_module
+from cclis.engine.device import make_fabric
+from cclis.engine.inference import Inference
+from cclis.evaluation.heads import (
+    HEADS,
+    Head,
+    fit_classifier,
+    fit_linear,
+    fit_means,
+    fit_prototype,
+)
+from cclis.nn.conv import ConvEncoder
+from cclis.nn.network import ClassifierNetwork, Network, PrototypeNetwork
+
+AS_THEY_ARE = AugmentationOptions(crop="none", flip=0, jitter=0, grayscale=0)
+OPTIONS = EvaluationOptions(mean_passes=3)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def infer(network: Network, augmentation: AugmentationOptions = AS_THEY_ARE) -> Inference:
+    return Inference(network, make_fabric(RunOptions(device="cpu")), augmentation)
+
+
+@pytest.fixture
+def network() -> PrototypeNetwork:
+    torch.manual_seed(0)
+    return PrototypeNetwork(ConvEncoder(1, 4), 1, 8, embedding=6, classes=5)
+
+
+@pytest.fixture
+def classifier() -> ClassifierNetwork:
+    torch.manual_seed(0)
+    return ClassifierNetwork(ConvEncoder(1, 4), 1, 8, classes=5)
+
+
+@pytest.fixture(scope="module")
+def digits() -> ImageSet:
+    """Some of the classes 0, 1 and 2."""
+    return load_benchmark("split-digits", tasks=[3], limit=9)[0].train
+
+
+def one_hot(labels: list[int], pixels: int = 4) -> ImageSet:
+    """Images that are black but for the pixel that their class names."""
+    index = torch.tensor(labels)
+    images = 255 * F.one_hot(index, pixels).to(torch.uint8)
+    return ImageSet(images.view(-1, 2, pixels // 2, 1), index)
+
+
+def pixels_as_features(classes: int = 4) -> Inference:
+    return infer(PrototypeNetwork(nn.Flatten(), 1, 4, embedding=4, classes=classes))
+
+
+# ----------------------------------------------------------------------------------- Inference
+
+
+def test_inference_leaves_the_network_as_it_was(network, digits):
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    for training in (True, False):
+        network.train(training)
+        found = infer(network, AugmentationOptions())(digits.images, generator())
+        assert network.training is network.encoder.training is training
+        assert not found.features.requires_grad
+        assert not found.embeddings.requires_grad
+    after = network.state_dict()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def test_inference_is_the_network_in_eval_mode(network, digits):
+    found = infer(network.train())(digits.images)
+    network.eval()
+    features = network.features(to_float(digits.images))
+    assert torch.equal(found.features, features)
+    assert torch.equal(found.embeddings, network.project(features))
+
+
+def test_batches_do_not_matter(network, digits, monkeypatch):
+    whole = infer(network)(digits.images)
+    monkeypatch.setattr(inference_module, "BATCH", 4)
+    parts = infer(network)(digits.images)
+    assert torch.allclose(parts.features, whole.features, atol=1e-6)
+    assert torch.allclose(parts.embeddings, whole.embeddings, atol=1e-6)
+
+
+def test_only_augmented_inference_is_a_matter_of_chance(network, digits):
+    inference = infer(network, AugmentationOptions())
+    plain = inference(digits.images).embeddings
+    assert torch.equal(inference(digits.images).embeddings, plain)
+    one, again, other = (inference(digits.images, generator(seed)).embeddings for seed in (1, 1, 2))
+    assert torch.equal(one, again)
+    assert not torch.allclose(one, other)
+    assert not torch.allclose(one, plain)
+
+
+# --------------------------------------------------------------------------- means, prototypes
+
+
+def naive_means(network: PrototypeNetwork, visible: ImageSet, classes: int) -> torch.Tensor:
+    network.eval()
+    means = []
+    for label in range(classes):
+        total = torch.zeros(6, dtype=torch.float64)
+        for image, wanted in zip(visible.images, visible.labels, strict=True):
+            if wanted == label:
+                embedding = network.project(network.features(to_float(image[None])))
+                total += embedding[0].detach().double()
+        means.append(total / total.norm() if total.any() else total)
+    return torch.stack(means).float()
+
+
+def test_means_against_a_loop(network, digits):
+    head = fit_means(infer(network), digits, 3, OPTIONS, generator())
+    assert head.on == "embeddings"
+    assert torch.allclose(head.weight, naive_means(network, digits, 3), atol=1e-5)
+    assert not head.bias.any()
+
+
+def test_means_are_taken_over_augmented_passes(network, digits):
+    inference = infer(network, AugmentationOptions())
+
+    def mean(passes: int) -> torch.Tensor:
+        options = EvaluationOptions(mean_passes=passes)
+        return fit_means(inference, digits, 3, options, generator()).weight
+
+    assert torch.equal(mean(2), mean(2))
+    assert not torch.allclose(mean(1), mean(2))
+    chance = generator()
+    passes = [inference(digits.images, chance).embeddings for _ in range(2)]
+    first = F.normalize(sum(p[digits.labels == 0].sum(dim=0) for p in passes), dim=0)
+    assert torch.allclose(mean(2)[0], first, atol=1e-6)
+
+
+def test_a_class_without_samples_is_never_chosen_by_its_mean(network, digits):
+    inference = infer(network)
+    without_one = digits[digits.labels != 1]
+    head = fit_means(inference, without_one, 5, OPTIONS, generator())
+    scores = head.scores(inference(digits.images))
+    assert scores.shape == (len(digits), 5)
+    assert set(scores.argmax(dim=1).tolist()) <= {0, 2}
+    # Even opposite to every mean there is no better choice.
+    assert head.scores(inference_module.Representation(scores, -head.weight[:1])).argmax() in (0, 2)
+
+
+def test_prototype_head_is_the_normalised_sum(network, digits):
+    with torch.no_grad():
+        network.prototypes.mul_(3)  # as a step of training may leave them
+    head = fit_prototype(infer(network), digits, 4, OPTIONS, generator())
+    means = naive_means(network, digits, 4)
+    for label in range(4):
+        trained = network.prototypes[label] / network.prototypes[label].norm()
+        both = trained + means[label]
+        assert torch.allclose(head.weight[label], both / both.norm(), atol=1e-5)
+    # The fourth class has no samples: its prototype alone speaks for it.
+    assert torch.allclose(head.weight[3], F.normalize(network.prototypes[3], dim=0), atol=1e-6)
+    assert (head.on, head.bias.tolist()) == ("embeddings", [0] * 4)
+    assert not head.weight.requires_grad
+
+
+# -------------------------------------------------------------------------------- linear probe
+
+QUICK = EvaluationOptions(probe_epochs=10, probe_learning_rate=0.5, probe_batch_size=8)
+
+
+def test_the_probe_learns_what_is_separable():
+    visible = one_hot([0, 1, 2, 3] * 10)
+    inference = pixels_as_features()
+    head = fit_linear(inference, visible, 4, QUICK, generator())
+    assert head.on == "features"
+    predicted = head.scores(inference(visible.images)).argmax(dim=1)
+    assert torch.equal(predicted, visible.labels)
+
+
+def test_the_probe_draws_every_class_alike():
+    # Both classes look the same, so the probe can learn nothing but how often it meets them.
+    visible = ImageSet(
+        torch.full((200, 2, 2, 1), 255, dtype=torch.uint8), (torch.arange(200) >= 190).long()
+    )
+    inference = pixels_as_features()
+    options = EvaluationOptions(probe_epochs=10, probe_learning_rate=0.05, probe_batch_size=50)
+    head = fit_linear(inference, visible, 2, options, generator())
+    odds = head.scores(inference(visible.images[:1])).softmax(dim=1)
+    assert odds[0].tolist() == pytest.approx([0.5, 0.5], abs=0.1)
+
+
+def test_the_generator_decides_the_probe():
+    visible, inference = one_hot([0, 1, 2, 3] * 4), pixels_as_features()
+
+    def weight(seed: int) -> torch.Tensor:
+        return fit_linear(inference, visible, 4, QUICK, generator(seed)).weight
+
+    assert torch.equal(weight(1), weight(1))
+    assert not torch.equal(weight(1), weight(2))
+
+
+def test_the_probe_decays_its_rate_and_ends_with_the_last_epoch(monkeypatch):
+    rates, weights = [], []
+
+    class Recorded(torch.optim.SGD):
+        def step(self, closure=None):
+            group = self.param_groups[0]
+            assert (group["momentum"], group["weight_decay"]) == (0.9, 0)
+            super().step(closure)
+            rates.append(group["lr"])
+            weights.append(group["params"][0].detach().clone())
+
+    monkeypatch.setattr(torch.optim, "SGD", Recorded)
+    options = EvaluationOptions(probe_epochs=100, probe_learning_rate=0.5, probe_batch_size=8)
+    head = fit_linear(pixels_as_features(), one_hot([0, 1, 2, 3] * 4), 4, options, generator())
+
+    of_epochs = [0.5] * 60 + [0.1] * 15 + [0.02] * 15 + [0.004] * 10
+    assert rates == pytest.approx([rate for rate in of_epochs for _ in range(2)])
+    assert torch.equal(head.weight, weights[-1])
+    assert not torch.equal(head.weight, weights[-2])
+    assert not head.weight.requires_grad
+
+
+def test_the_probe_takes_fewer_samples_than_a_batch_and_classes_without_any():
+    visible, inference = one_hot([0, 2]), pixels_as_features()
+    head = fit_linear(inference, visible, 4, QUICK, generator())
+    assert head.weight.shape == (4, 4)
+    assert head.scores(inference(visible.images)).argmax(dim=1).tolist() == [0, 2]
+
+
+def test_the_probe_does_not_train_the_network(network, digits):
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    fit_linear(infer(network.train(), AugmentationOptions()), digits, 3, QUICK, generator())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+    assert all(parameter.grad is None for parameter in network.parameters())
+
+
+# ---------------------------------------------------------------------------------- classifier
+
+
+def test_the_classifier_head_gives_the_networks_own_logits(classifier, digits):
+    inference = infer(classifier)
+    head = fit_classifier(inference, digits, 3, OPTIONS, generator())
+    scores = head.scores(inference(digits.images))
+    expected = classifier.eval().logits(to_float(digits.images), 3)
+    assert torch.allclose(scores, expected, atol=1e-6)
+    with torch.no_grad():
+        classifier.classifier.weight.zero_()
+    assert head.weight.any()
+
+
+def test_a_head_needs_its_kind_of_network(network, classifier, digits):
+    with pytest.raises(TypeError, match="'prototype' needs a network with prototypes"):
+        HEADS["prototype"](infer(classifier), digits, 3, OPTIONS, generator())
+    with pytest.raises(TypeError, match="'classifier' needs a network with a classifier"):
+        HEADS["classifier"](infer(network), digits, 3, OPTIONS, generator())
+
+
+def test_a_head_looks_at_features_or_embeddings():
+    seen = inference_module.Representation(torch.eye(2), 10 * torch.eye(2))
+    weight, bias = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([0.5, 0.0])
+    assert Head("features", weight, bias).scores(seen).tolist() == [[1.5, 3], [2.5, 4]]
+    assert Head("embeddings", weight, bias).scores(seen).tolist() == [[10.5, 30], [20.5, 40]]

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from cclis.config import FinetuneConfig
+from cclis.methods import Batch, Finetune
+
+
+def test_cross_entropy_over_the_seen_classes_and_nothing_kept() -> None:
+    torch.manual_seed(0)
+    config = FinetuneConfig()
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(16, 5))
+    method = Finetune(config, Finetune.make_network(config, encoder, 1, 5, classes=6))
+    method.begin_task(2)
+    method.begin_task(1)
+    images, labels = torch.rand(4, 1, 4, 4), torch.tensor([2, 0, 2, 1])
+    losses = method.losses(Batch(images, labels, torch.ones(4)))
+    logits = method.network.classifier(encoder(images))[:, :3]
+    torch.testing.assert_close(losses["cross_entropy"], F.cross_entropy(logits, labels))
+    kept = method.keep(labels, 0, lambda: images, torch.Generator())
+    assert len(kept.indices) == len(kept.proposal) == 0
+    (group,) = method.parameter_groups()
+    assert group.learning_rate == config.learning_rate

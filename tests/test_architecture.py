@@ -1,0 +1,95 @@
+"""The shape of the package: imports point one way, the command starts fast, methods stay small."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cclis
+
+SOURCE = Path(cclis.__file__).parent
+LAYERS = (
+    {"errors"},
+    {"progress", "config", "files"},
+    {"data"},
+    {"nn"},
+    {"losses", "sampling", "metrics"},
+    {"memory"},
+    {"methods"},
+    {"engine"},
+    {"evaluation"},
+    {"runs"},
+    {"report"},
+    {"experiment"},
+    {"learner", "cli"},
+)
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
+
+
+def layer(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported_layers(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        found |= {n.split(".")[1] for n in names if n.startswith("cclis.")}
+    return found
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_point_one_way(path: Path) -> None:
+    own = layer(path)
+    for other in imported_layers(path) - {own}:
+        assert LEVEL[other] < LEVEL[own], f"{own} must not import {other}"
+
+
+def test_every_module_has_a_layer() -> None:
+    assert {layer(path) for path in modules()} == set(LEVEL)
+
+
+def test_help_answers_without_torch() -> None:
+    code = (
+        "import sys; from cclis.cli import main\n"
+        "try: main(['train', '--help'])\n"
+        "except SystemExit: pass\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--importance_sampling" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "path", sorted((SOURCE / "methods").glob("[a-z]*.py")), ids=lambda p: p.stem
+)
+def test_a_method_never_sees_an_optimizer_a_device_or_a_file(path: Path) -> None:
+    text = path.read_text()
+    for word in ("torch.optim", ".to(", ".cuda", "open(", "Path"):
+        assert word not in text, f"{path.name} mentions {word}"
+
+
+def test_a_method_fits_one_screen() -> None:
+    for path in (SOURCE / "methods").glob("[a-z]*.py"):
+        if path.stem != "base":
+            assert len(path.read_text().splitlines()) <= 120
+
+
+def test_nothing_unpickles_but_the_restricted_reader_of_cifar() -> None:
+    for path in modules():
+        text = path.read_text()
+        assert "torch.load" not in text, path
+        assert "import pickle" not in text or path.stem == "cifar_pickle", path

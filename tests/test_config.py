@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from cclis.config import (
+    CONFIGS,
+    CCLISConfig,
+    Config,
+    FinetuneConfig,
+    config_class,
+    make_config,
+    read_yaml,
+    recipe_for,
+    recipe_path,
+    recipes,
+)
+from cclis.errors import InputError
+from tests.conftest import QUICK
+
+PAPER = {
+    "batch_size": 512,
+    "learning_rate": 1.0,
+    "prototype_learning_rate": 0.01,
+    "temperature": 0.5,
+    "teacher_temperature": 0.1,
+    "student_temperature": 0.2,
+    "distill_weight": 0.6,
+    "first_epochs": 500,
+    "momentum": 0.9,
+    "weight_decay": 1e-4,
+    "encoder": "resnet18",
+}
+
+
+@pytest.mark.parametrize("memory", [200, 500])
+@pytest.mark.parametrize(
+    ("benchmark", "epochs", "scale", "blur"),
+    [
+        ("seq-cifar10", 100, 0.2, 0.0),
+        ("seq-cifar100", 100, 0.2, 0.0),
+        ("seq-tinyimagenet", 50, 0.1, 0.5),
+    ],
+)
+def test_recipes_hold_the_papers_settings(
+    benchmark: str, epochs: int, scale: float, blur: float, memory: int
+) -> None:
+    settings = read_yaml(recipe_path(f"{benchmark}/cclis-{memory}"))
+    config = make_config(settings.pop("method"), settings)
+    assert (config.benchmark, config.memory, config.epochs) == (benchmark, memory, epochs)
+    assert (config.crop_scale, config.blur) == (scale, blur)
+    assert {name: getattr(config, name) for name in PAPER} == PAPER
+
+
+def test_every_recipe_is_a_config() -> None:
+    assert len(recipes()) >= 7
+    for name in recipes():
+        settings = read_yaml(recipe_path(name))
+        config = make_config(settings.pop("method"), settings)
+        assert name == f"{config.benchmark}/{config.method}-{config.memory}"
+
+
+def test_the_recipe_for_a_row_is_the_nearest_in_memory() -> None:
+    assert recipe_for("seq-cifar10", "cclis", 500) == "seq-cifar10/cclis-500"
+    assert recipe_for("seq-cifar10", "cclis", 300) == "seq-cifar10/cclis-200"
+    assert recipe_for("seq-cifar10", "cclis", 5000) == "seq-cifar10/cclis-500"
+    assert recipe_for("seq-cifar10", "cclis", None) == "seq-cifar10/cclis-200"
+    assert recipe_for("npz", "cclis", 200) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        ({"memory": -1}, "memory must be 0 or more, not -1"),
+        ({"seed": -3}, "seed must be 0 or more"),
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"learning_rate": 0.0}, "learning_rate must be greater than 0"),
+        ({"learning_rate": float("nan")}, "learning_rate must be greater than 0"),
+        ({"temperature": float("inf")}, "temperature must be greater than 0"),
+        ({"replay_share": 1.5}, "replay_share must be between 0 and 1"),
+        ({"tasks": []}, "tasks must hold"),
+        ({"tasks": [2, 0]}, "tasks must hold"),
+        ({"encoder": "resnet81"}, "Did you mean 'resnet18'"),
+        ({"precision": "64"}, "unknown precision"),
+        ({"epohcs": 3}, "Did you mean 'epochs'"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, object], part: str) -> None:
+    with pytest.raises(InputError, match=part):
+        make_config("cclis", settings)
+
+
+def test_an_unknown_method_is_refused() -> None:
+    with pytest.raises(InputError, match="Did you mean 'cclis'"):
+        config_class("ccliss")
+
+
+def test_finetune_has_no_memory() -> None:
+    assert FinetuneConfig().memory == 0
+    with pytest.raises(InputError, match="finetune keeps no samples"):
+        make_config("finetune", {"memory": 10})
+
+
+def test_a_config_is_frozen_and_round_trips() -> None:
+    config = make_config("cclis", QUICK)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.epochs = 3  # type: ignore[misc]
+    settings = config.to_dict()
+    assert make_config(settings.pop("method"), settings) == config
+
+
+@pytest.mark.parametrize("kind", CONFIGS.values())
+def test_every_field_is_documented(kind: type[Config]) -> None:
+    import ast
+    import inspect
+
+    documented: set[str] = set()
+    for base in kind.__mro__[:-2]:
+        body = ast.parse(inspect.getsource(base)).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for field, doc in zip(body.body, body.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr):
+                documented.add(ast.unparse(field.target))
+    assert {f.name for f in dataclasses.fields(kind)} <= documented
+
+
+def test_the_methods_are_named_in_the_help() -> None:
+    import inspect
+
+    from cclis.config import RunOptions
+
+    assert f"How to learn it: {', '.join(CONFIGS)}." in inspect.getsource(RunOptions)
+
+
+def test_methods_and_configs_agree() -> None:
+    from cclis.methods import METHODS
+
+    assert METHODS.keys() == CONFIGS.keys()
+    assert all(kind(method=name).method == name for name, kind in CONFIGS.items())
+    assert CONFIGS["cclis"] is CCLISConfig
+
+
+@pytest.mark.parametrize("content", ["- 1\n", "a: [1\n", "just text\n"])
+def test_a_yaml_file_without_settings_is_refused(tmp_path, content: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(content)
+    with pytest.raises(InputError, match=r"bad\.yaml"):
+        read_yaml(path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        ({"epochs": 1.5}, "epochs must be int, not 1.5"),
+        ({"epochs": "3"}, "epochs must be int, not '3'"),
+        ({"epochs": True}, "epochs must be int, not True"),
+        ({"first_epochs": "x"}, "first_epochs must be int or None"),
+        ({"tasks": [2, 2.5]}, "tasks must be int or list"),
+        ({"distillation": 1}, "distillation must be bool, not 1"),
+        ({"benchmark": 3}, "benchmark must be str, not 3"),
+    ],
+)
+def test_settings_of_the_wrong_type_are_refused(settings: dict[str, object], part: str) -> None:
+    with pytest.raises(InputError, match=part):
+        make_config("cclis", settings)
+
+
+def test_a_whole_number_is_a_fine_learning_rate() -> None:
+    assert make_config("cclis", {"learning_rate": 1}).learning_rate == 1

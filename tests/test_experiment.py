@@ -1,0 +1,168 @@
+"""Whole runs, on real images."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cclis.config import make_config, read_yaml, recipe_path
+from cclis.errors import InputError
+from cclis.experiment import reevaluate, train
+from cclis.runs import Run
+from tests.conftest import QUICK
+
+
+def quick(folder: Path, method: str = "cclis", **settings: Any) -> Run:
+    known = {k: v for k, v in QUICK.items() if method == "cclis" or k != "score_passes"}
+    return train(make_config(method, {**known, "output": str(folder), **settings}))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return quick(tmp_path_factory.mktemp("runs") / "run", memory=40, tasks=[3, 2, 4])
+
+
+def numbers(result: dict[str, Any]) -> dict[str, Any]:
+    return {scenario: result[scenario] for scenario in ("class_il", "task_il")}
+
+
+def test_cclis_learns_digits_without_forgetting(tmp_path) -> None:
+    settings = read_yaml(recipe_path("split-digits/cclis-100"))
+    config = make_config(settings.pop("method"), {**settings, "output": str(tmp_path / "run")})
+    result = train(config).result
+    assert result["memory"] == 100
+    assert max(head["accuracy"] for head in result["class_il"].values()) >= 88
+    assert min(head["accuracy"] for head in result["task_il"].values()) >= 95
+    assert max(head["forgetting"] for head in result["class_il"].values()) <= 5
+
+
+def test_finetune_forgets(tmp_path) -> None:
+    config = make_config("finetune", {"flip": 0.0, "epochs": 20, "output": str(tmp_path / "run")})
+    result = train(config).result
+    for head in result["class_il"].values():
+        assert head["accuracy"] < 30
+        assert head["matrix"][0][0] > 95
+        assert head["forgetting"] > 60
+
+
+def test_a_run_directory_is_complete(run: Run) -> None:
+    assert {path.name for path in run.path.iterdir()} == {
+        "config.yaml",
+        "metrics.jsonl",
+        "result.json",
+        "report.html",
+        "checkpoints",
+    }
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == [
+        f"task-{index}.safetensors" for index in range(3)
+    ]
+    result = json.loads((run.path / "result.json").read_text())
+    assert {"benchmark", "method", "memory", "seed", "class_il", "task_il", "seconds"} <= set(
+        result
+    )
+    assert {"images_per_second", "device", "versions", "peak_memory_bytes"} <= set(result)
+    assert set(result["class_il"]) == set(result["task_il"]) == {"linear", "means", "prototype"}
+    assert result["task_sizes"] == [3, 2, 4]
+    assert 0 < result["seconds"]["train"] <= result["seconds"]["total"]
+    for scenario in ("class_il", "task_il"):
+        for head in result[scenario].values():
+            for t, row in enumerate(head["matrix"]):
+                assert [value is None for value in row] == [k > t for k in range(3)]
+                assert all(0 <= value <= 100 for value in row[: t + 1])
+            assert head["accuracy"] == pytest.approx(sum(head["matrix"][-1]) / 3)
+    places = {"output": str(run.path), "data": None}
+    assert run.config.to_dict() == {**result["config"], **places}
+
+
+def test_metrics_are_written_as_they_happen(run: Run) -> None:
+    records = [json.loads(line) for line in (run.path / "metrics.jsonl").open()]
+    assert sum("loss" in record for record in records) == 3 * 2
+    evaluations = [record["evaluation"] for record in records if "evaluation" in record]
+    last = run.result["class_il"]["linear"]["matrix"][-1]
+    assert evaluations[-1]["linear"]["class_il"] == last
+
+
+def test_the_same_seed_gives_the_same_numbers(run: Run, tmp_path) -> None:
+    again = quick(tmp_path / "again", memory=40, tasks=[3, 2, 4])
+    other = quick(tmp_path / "other", memory=40, tasks=[3, 2, 4], seed=1)
+    assert numbers(again.result) == numbers(run.result)
+    assert numbers(other.result) != numbers(run.result)
+    first, second = (r.checkpoints / "task-2.safetensors" for r in (run, again))
+    tensors, others = run.load_checkpoint(2)[0], again.load_checkpoint(2)[0]
+    assert first.stat().st_size > 0
+    assert second.stat().st_size > 0
+    assert all(bool((tensors[name] == others[name]).all()) for name in tensors)
+
+
+def test_evaluating_again_gives_the_same_numbers(run: Run) -> None:
+    assert numbers(reevaluate(run)) == numbers(run.result)
+
+
+def test_evaluating_with_other_settings_gives_other_numbers(run: Run) -> None:
+    import dataclasses
+
+    other = dataclasses.replace(run.config, probe_learning_rate=3.0, mean_passes=4)
+    found = reevaluate(run, options=other)
+    assert found["class_il"]["linear"] != run.result["class_il"]["linear"]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"probe_epochs": 1}, {"probe_batch_size": 16}, {"probe_learning_rate": 1.0}],
+    ids=str,
+)
+def test_every_setting_of_the_probe_changes_it(run: Run, changed: dict[str, Any]) -> None:
+    import dataclasses
+
+    found = reevaluate(run, options=dataclasses.replace(run.config, **changed))
+    assert found["class_il"]["linear"]["matrix"] != run.result["class_il"]["linear"]["matrix"]
+    assert found["class_il"]["means"] == run.result["class_il"]["means"]
+
+
+def test_a_missing_checkpoint_is_named(run: Run, tmp_path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run.path, copy)
+    (copy / "checkpoints" / "task-1.safetensors").unlink()
+    with pytest.raises(InputError, match=r"task-1\.safetensors is missing"):
+        reevaluate(Run.open(copy))
+
+
+def test_two_tasks_of_real_cifar_with_a_resnet(real_cifar: Path, tmp_path) -> None:
+    run = train(
+        make_config(
+            "cclis",
+            {
+                "benchmark": "seq-cifar10",
+                "data": str(real_cifar),
+                "tasks": [2, 2],
+                "limit": 200,
+                "memory": 20,
+                "encoder": "resnet18",
+                "width": 8,
+                "epochs": 6,
+                "learning_rate": 0.1,
+                "batch_size": 50,
+                "probe_epochs": 4,
+                "mean_passes": 2,
+                "output": str(tmp_path / "run"),
+            },
+        )
+    )
+    result = run.result
+    assert result["class_names"] == ["airplane", "automobile", "bird", "cat"]
+    assert (run.path / "report.html").stat().st_size > 1000
+    assert len(list(run.checkpoints.iterdir())) == 2
+    memory = run.load_checkpoint(1)[0]
+    assert memory["memory.images"].shape == (20, 32, 32, 3)
+    assert memory["memory.labels"].bincount().tolist() == [5, 5, 5, 5]
+    # Even so short a schedule tells planes from cars better than chance.
+    assert result["task_il"]["linear"]["matrix"][0][0] > 55
+
+
+def test_classes_may_be_fewer_than_the_memory_holds(tmp_path) -> None:
+    result = quick(tmp_path / "run", memory=3, tasks=[2, 2, 2]).result
+    assert len(result["class_il"]["means"]["matrix"]) == 3

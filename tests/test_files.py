@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import os
+import pickle
+import stat
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cclis.errors import InputError
+from cclis.files import (
+    appearing,
+    read_json,
+    read_tensors,
+    write_atomically,
+    write_json,
+    write_tensors,
+)
+
+# ------------------------------------------------------------------------------------ atomic
+
+
+def test_content_replaces_what_was_there(tmp_path):
+    file = tmp_path / "a.bin"
+    write_atomically(file, b"old and longer")
+    write_atomically(file, b"new")
+    assert file.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_nothing_is_to_be_seen_before_the_end(tmp_path):
+    path = tmp_path / "a.bin"
+    with appearing(path) as file:
+        file.write(b"one ")
+        file.flush()
+        assert not path.exists()
+        file.write(b"two")
+    assert path.read_bytes() == b"one two"
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_an_interruption_leaves_the_old_file_and_nothing_else(tmp_path, error):
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"old")
+
+    def write_half() -> None:
+        with appearing(path) as file:
+            file.write(b"ne")
+            raise error
+
+    with pytest.raises(error):
+        write_half()
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_rename_that_fails_leaves_nothing(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        write_atomically(tmp_path / "folder", b"x")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_permissions_follow_the_umask(tmp_path, mask, mode):
+    before = os.umask(mask)
+    try:
+        write_atomically(tmp_path / "a.bin", b"x")
+        assert os.umask(mask) == mask
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a.bin").stat().st_mode) == mode
+
+
+# -------------------------------------------------------------------------------------- JSON
+
+
+def test_json_comes_back(tmp_path):
+    value = {"matrix": [[1.5, None], [2, 3]], "name": "Ångström", "ok": True}
+    write_json(tmp_path / "a.json", value)
+    assert read_json(tmp_path / "a.json") == value
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_json_that_others_could_not_read_is_not_written(tmp_path, value):
+    file = tmp_path / "a.json"
+    write_json(file, 1)
+    with pytest.raises(ValueError, match="JSON compliant"):
+        write_json(file, {"loss": [value]})
+    assert read_json(file) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b'{"a": 1', b"\xff\xfe\x00", b"{'a': 1}"])
+def test_what_is_no_json_is_named(tmp_path, content):
+    file = tmp_path / "a.json"
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=r"cannot read .*a\.json"):
+        read_json(file)
+
+
+def test_json_that_is_not_there(tmp_path):
+    with pytest.raises(InputError, match=r"none\.json.*No such file"):
+        read_json(tmp_path / "none.json")
+    with pytest.raises(InputError, match="cannot read"):
+        read_json(tmp_path)
+
+
+# ----------------------------------------------------------------------------------- tensors
+
+DTYPES = [
+    torch.float64, torch.float32, torch.float16, torch.bfloat16,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+]  # fmt: skip
+
+
+def test_tensors_and_their_description_come_back(tmp_path):
+    tensors = {str(dtype): torch.tensor([[0, 1, 1], [1, 0, 1]]).to(dtype) for dtype in DTYPES}
+    tensors |= {
+        "scalar": torch.tensor(2.5),
+        "empty": torch.empty(0, 3),
+        "not finite": torch.tensor([float("nan"), float("-inf")]),
+        "transposed": torch.arange(6.0).view(2, 3).T,
+        "channels last": torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        "parameter": torch.nn.Parameter(torch.rand(3)),
+    }
+    description = {"config": {"epochs": 3, "tasks": [2, 2], "data": None}}
+    write_tensors(tmp_path / "a.safetensors", tensors, description)
+    found, described = read_tensors(tmp_path / "a.safetensors")
+    assert described == description
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
+        assert torch.allclose(found[name].double(), tensor.double(), rtol=0, atol=0, equal_nan=True)
+
+
+def test_tensors_that_share_memory_are_written_apart(tmp_path):
+    tied = torch.arange(6.0)
+    write_tensors(tmp_path / "a", {"one": tied, "two": tied, "part": tied[2:]}, {})
+    found, _ = read_tensors(tmp_path / "a")
+    assert torch.equal(found["one"], tied)
+    assert torch.equal(found["two"], tied)
+    assert torch.equal(found["part"], tied[2:])
+
+
+def test_no_tensors_are_a_file_too(tmp_path):
+    write_tensors(tmp_path / "a", {}, {"x": 1})
+    assert read_tensors(tmp_path / "a") == ({}, {"x": 1})
+
+
+class Trap:
+    def __reduce__(self):
+        return (os.mkdir, (os.environ["CCLIS_TEST_TRAP"],))
+
+
+def test_a_pickle_is_refused_and_not_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("CCLIS_TEST_TRAP", str(tmp_path / "sprung"))
+    for file, write in (("a", pickle.dump), ("b", torch.save)):
+        with (tmp_path / file).open("wb") as stream:
+            write(Trap(), stream)
+        with pytest.raises(InputError, match="not a file that cclis wrote"):
+            read_tensors(tmp_path / file)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_tensors_of_others_are_refused(tmp_path):
+    from safetensors.torch import save_file
+
+    for metadata in (None, {"format": "pt"}, {"cclis": "{"}):
+        save_file({"a": torch.zeros(2)}, tmp_path / "a", metadata=metadata)
+        with pytest.raises(InputError, match="not a file that cclis wrote"):
+            read_tensors(tmp_path / "a")
+
+
+def test_tensors_that_are_not_there(tmp_path):
+    for path in (tmp_path / "none", tmp_path):
+        with pytest.raises(InputError, match="cannot read"):
+            read_tensors(path)
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory) -> bytes:
+    path = tmp_path_factory.mktemp("good") / "a"
+    write_tensors(path, {"a": torch.arange(5), "b": torch.zeros(2, 2)}, {"x": 1})
+    return path.read_bytes()
+
+
+def test_a_truncated_file_is_refused_wherever_it_ends(good, tmp_path):
+    file = tmp_path / "a"
+    for length in range(len(good)):
+        file.write_bytes(good[:length])
+        with pytest.raises(InputError, match="not a file that cclis wrote"):
+            read_tensors(file)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.binary(max_size=300))
+def test_garbage_is_refused(tmp_path, content):
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(InputError, match="not a file that cclis wrote"):
+        read_tensors(tmp_path / "a")

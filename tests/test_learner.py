@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from cclis import ContinualLearner, InputError, load_benchmark
+from tests.conftest import QUICK
+
+LEARNING = {**QUICK, "epochs": 12, "width": 32, "temperature": 0.1, "probe_epochs": 10}
+
+
+def digits(task: int) -> tuple[Any, Any, Any, Any]:
+    found = load_benchmark("split-digits")[task]
+    return found.train.images, found.train.labels, found.test.images, found.test.labels
+
+
+@pytest.fixture(scope="module")
+def learner() -> ContinualLearner:
+    made = ContinualLearner(memory=60, **LEARNING)
+    for task in range(3):
+        images, labels, _, _ = digits(task)
+        made.learn(images, labels)
+    return made
+
+
+def test_it_learns_one_task_after_another(learner: ContinualLearner) -> None:
+    assert learner.classes == [0, 1, 2, 3, 4, 5]
+    right = [learner.predict(digits(t)[2]) == digits(t)[3].numpy() for t in range(3)]
+    assert np.concatenate(right).mean() > 0.8
+
+
+def test_probabilities_agree_with_predictions(learner: ContinualLearner) -> None:
+    images = digits(1)[2]
+    probabilities = learner.predict_proba(images)
+    assert probabilities.shape == (len(images), 6)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-5)
+    best = np.asarray(learner.classes)[probabilities.argmax(axis=1)]
+    assert (best == learner.predict(images)).all()
+
+
+@pytest.mark.parametrize("method", ["cclis", "finetune"])
+def test_labels_may_be_any_integers_or_strings(method: str) -> None:
+    settings = {k: v for k, v in LEARNING.items() if method == "cclis"}
+    memory = 20 if method == "cclis" else 0
+    words = ContinualLearner(method, memory, **{**settings, "epochs": 2})
+    numbers = ContinualLearner(method, memory, **{**settings, "epochs": 2})
+    images, labels, test, _ = digits(0)
+    names = np.array(["zero", "one"])[labels]
+    words.learn(images, names)
+    numbers.learn(images, np.where(labels == 0, 1000, -7))
+    assert words.classes == ["one", "zero"]
+    assert numbers.classes == [-7, 1000]
+    translated = np.where(numbers.predict(test) == 1000, "zero", "one")
+    assert (words.predict(test) == translated).all()
+
+
+def test_images_may_come_in_any_layout() -> None:
+    images, labels, test, _ = digits(0)
+    plain = ContinualLearner(memory=20, **{**LEARNING, "epochs": 2}).learn(images, labels)
+    other = ContinualLearner(memory=20, **{**LEARNING, "epochs": 2}).learn(
+        images.permute(0, 3, 1, 2).numpy() / 255.0, labels.tolist()
+    )
+    expected = plain.predict_proba(test)
+    np.testing.assert_array_equal(other.predict_proba(test[..., 0].numpy()), expected)
+    np.testing.assert_array_equal(other.predict_proba([i.numpy() for i in test]), expected)
+
+
+def test_a_loaded_learner_predicts_and_goes_on_exactly(learner, tmp_path) -> None:
+    path = tmp_path / "deep" / "model.safetensors"
+    learner.save(path)
+    loaded = ContinualLearner.load(path)
+    test = digits(2)[2]
+    np.testing.assert_array_equal(loaded.predict_proba(test), learner.predict_proba(test))
+    assert loaded.classes == learner.classes
+    again = ContinualLearner.load(path)
+    images, labels, test, _ = digits(3)
+    for one in (loaded, again):
+        one.learn(images, labels)
+    np.testing.assert_array_equal(loaded.predict_proba(test), again.predict_proba(test))
+
+
+def test_saving_in_between_changes_nothing(tmp_path) -> None:
+    straight = ContinualLearner(memory=20, **QUICK)
+    broken = ContinualLearner(memory=20, **QUICK)
+    for task in range(2):
+        straight.learn(*digits(task)[:2])
+        broken.learn(*digits(task)[:2])
+        broken.save(tmp_path / "model")
+        broken = ContinualLearner.load(tmp_path / "model")
+    test = digits(1)[2]
+    np.testing.assert_array_equal(straight.predict_proba(test), broken.predict_proba(test))
+
+
+def test_a_new_class_beyond_the_first_room_is_learned() -> None:
+    chance = np.random.default_rng(0)
+    learner = ContinualLearner(memory=70, **{**QUICK, "epochs": 1})
+    for task in range(2):
+        images = chance.integers(0, 256, (80, 8, 8), dtype=np.uint8)
+        learner.learn(images, np.arange(80) % 40 + 40 * task)
+    assert learner.predict_proba(images).shape == (80, 80)
+
+
+@pytest.mark.parametrize("head", ["linear", "means", "prototype"])
+def test_any_head_of_the_method_can_predict(head: str) -> None:
+    images, labels, test, answers = digits(0)
+    learner = ContinualLearner(memory=20, head=head, **LEARNING).learn(images, labels)
+    assert (learner.predict(test) == answers.numpy()).mean() > 0.9
+
+
+def test_your_own_encoder_is_asked_for_again(tmp_path) -> None:
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU())
+    images, labels, test, _ = digits(0)
+    learner = ContinualLearner(memory=20, encoder=encoder, **QUICK).learn(images, labels)
+    learner.save(tmp_path / "own")
+    with pytest.raises(InputError, match="your own encoder"):
+        ContinualLearner.load(tmp_path / "own")
+    loaded = ContinualLearner.load(tmp_path / "own", encoder=encoder)
+    np.testing.assert_array_equal(loaded.predict_proba(test), learner.predict_proba(test))
+    with pytest.raises(InputError, match="another network"):
+        ContinualLearner.load(tmp_path / "own", encoder=nn.Flatten())
+
+
+GOOD = np.zeros((4, 8, 8), dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "part"),
+    [
+        (np.full((4, 8, 8), np.nan), [0, 0, 1, 1], "NaN"),
+        (np.full((4, 8, 8), 2.0), [0, 0, 1, 1], r"within \[0, 1\]"),
+        ([np.zeros((8, 8)), np.zeros((9, 8))], [0, 1], "different sizes"),
+        (GOOD, [0, 1], "4 images need as many labels"),
+        (GOOD, [0.5, 1, 2, 3], "integers or strings"),
+        (GOOD, [None, 1, 2, 3], "integers or strings"),
+        (GOOD[:0], [], "non-empty"),
+        (np.zeros((4, 8, 8, 2), dtype=np.uint8), [0, 1, 0, 1], "channels"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_learned_is_refused(images: Any, labels: Any, part: str) -> None:
+    learner = ContinualLearner(**QUICK)
+    with pytest.raises(InputError, match=part):
+        learner.learn(images, labels)
+    assert learner.classes == []
+
+
+def test_a_class_comes_once_and_images_keep_their_size(learner: ContinualLearner) -> None:
+    with pytest.raises(InputError, match="class 0 was learned before"):
+        learner.learn(GOOD, [0, 7, 7, 0])
+    with pytest.raises(InputError, match="but the first task had"):
+        learner.learn(np.zeros((4, 9, 9), dtype=np.uint8), [7, 7, 8, 8])
+    with pytest.raises(InputError, match="were learned"):
+        learner.predict(np.zeros((4, 9, 9), dtype=np.uint8))
+    with pytest.raises(InputError, match="labels were ints before"):
+        learner.learn(GOOD, ["a", "a", "b", "b"])
+    assert learner.classes == [0, 1, 2, 3, 4, 5]
+
+
+def test_predicting_before_learning_is_refused(tmp_path) -> None:
+    with pytest.raises(InputError, match="nothing has been learned"):
+        ContinualLearner().predict(GOOD)
+    with pytest.raises(InputError, match="nothing has been learned"):
+        ContinualLearner().save(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ({"method": "clis"}, "Did you mean 'cclis'"),
+        ({"memory": -1}, "memory must be 0 or more"),
+        ({"epoch": 3}, "Did you mean 'epochs'"),
+        ({"head": "protoype"}, "Did you mean 'prototype'"),
+        ({"encoder": "resnet"}, "unknown encoder"),
+        ({"encoder": 3}, "must be a module or a name"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: dict[str, Any], part: str) -> None:
+    with pytest.raises(InputError, match=part):
+        ContinualLearner(**arguments)
+
+
+def test_files_that_are_no_learner_are_refused(tmp_path, learner: ContinualLearner) -> None:
+    executed = tmp_path / "executed"
+
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (executed.write_text, ("!",))
+
+    (tmp_path / "pickle").write_bytes(pickle.dumps(Evil()))
+    (tmp_path / "empty").write_bytes(b"")
+    learner.save(tmp_path / "good")
+    content = (tmp_path / "good").read_bytes()
+    (tmp_path / "cut").write_bytes(content[: len(content) // 2])
+    for name in ("pickle", "empty", "cut", "missing"):
+        with pytest.raises(InputError, match=name):
+            ContinualLearner.load(tmp_path / name)
+    assert not executed.exists()
+
+
+def test_a_checkpoint_of_a_run_is_no_learner(tmp_path, learner: ContinualLearner) -> None:
+    from cclis.files import write_tensors
+
+    write_tensors(tmp_path / "run", {"x": torch.ones(1)}, {"config": {}})
+    with pytest.raises(InputError, match="not a saved learner"):
+        ContinualLearner.load(tmp_path / "run")

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cclis.data.images import ImageSet
+from cclis.errors import InputError
+from cclis.memory import Memory
+
+
+def samples(*labels: int, value: int = 7) -> ImageSet:
+    images = torch.full((len(labels), 2, 2, 1), value, dtype=torch.uint8)
+    return ImageSet(images, torch.tensor(labels, dtype=torch.int64))
+
+
+def test_a_new_memory_is_empty():
+    memory = Memory(3)
+    assert (len(memory), memory.samples, len(memory.proposal)) == (0, None, 0)
+    assert memory.state() == {}
+
+
+def test_a_negative_capacity_is_refused():
+    with pytest.raises(InputError, match="0 or more, not -1"):
+        Memory(-1)
+
+
+def test_replace_keeps_these_and_no_others():
+    memory = Memory(3)
+    memory.replace(samples(0, 1, 2), torch.tensor([0.1, 0.2, 0.3]))
+    memory.replace(samples(4, 5), torch.tensor([0.4, 0.6], dtype=torch.float64))
+    assert len(memory) == 2
+    assert memory.samples is not None
+    assert memory.samples.labels.tolist() == [4, 5]
+    assert torch.equal(memory.proposal, torch.tensor([0.4, 0.6]))
+
+
+def test_the_capacity_is_never_exceeded():
+    memory = Memory(2)
+    memory.replace(samples(0, 1), torch.ones(2))
+    with pytest.raises(InputError, match="3 samples do not fit a memory of 2"):
+        memory.replace(samples(0, 1, 2), torch.ones(3))
+    assert len(memory) == 2
+
+
+def test_every_sample_needs_a_proposal():
+    with pytest.raises(InputError, match="2 samples need as many proposals, not 3"):
+        Memory(5).replace(samples(0, 1), torch.ones(3))
+
+
+def test_visible_is_the_memory_then_the_task():
+    memory, task = Memory(2), samples(8, 9, value=1)
+    assert memory.visible(task) is task
+    memory.replace(samples(3, 4), torch.ones(2))
+    visible = memory.visible(task)
+    assert visible.labels.tolist() == [3, 4, 8, 9]
+    assert visible.images[:, 0, 0, 0].tolist() == [7, 7, 1, 1]
+
+
+def test_what_is_kept_outlives_the_data_it_came_from():
+    data, proposal = samples(0, 1, 2), torch.tensor([0.5, 0.25, 0.25])
+    memory = Memory(2)
+    memory.replace(data[:2], proposal[:2])  # slices are views
+    data.images.zero_()
+    data.labels.fill_(9)
+    proposal.zero_()
+    assert memory.samples is not None
+    assert memory.samples.images.unique().tolist() == [7]
+    assert memory.samples.labels.tolist() == [0, 1]
+    assert memory.proposal.tolist() == [0.5, 0.25]
+    # A view into it would keep all of the data alive.
+    assert memory.samples.images.untyped_storage().nbytes() == memory.samples.images.numel()
+
+
+def test_replacing_with_nothing_empties():
+    memory = Memory(2)
+    memory.replace(samples(0, 1), torch.ones(2))
+    memory.replace(samples(), torch.ones(0))
+    assert (len(memory), memory.samples, memory.state()) == (0, None, {})
+
+
+def test_a_memory_for_nothing_takes_nothing():
+    memory = Memory(0)
+    memory.replace(samples(), torch.ones(0))
+    with pytest.raises(InputError, match="do not fit"):
+        memory.replace(samples(1), torch.ones(1))
+
+
+def test_state_and_load_are_inverse():
+    memory, other = Memory(2), Memory(2)
+    memory.replace(samples(3, 4), torch.tensor([0.25, 0.75]))
+    other.load(memory.state())
+    assert other.state().keys() == memory.state().keys() == {"images", "labels", "proposal"}
+    for name, tensor in memory.state().items():
+        assert torch.equal(other.state()[name], tensor)
+
+    other.load(Memory(2).state())
+    assert len(other) == len(other.proposal) == 0
+
+
+def test_loading_what_does_not_fit_is_refused():
+    memory = Memory(2)
+    memory.replace(samples(3, 4), torch.ones(2))
+    with pytest.raises(InputError, match="do not fit a memory of 1"):
+        Memory(1).load(memory.state())

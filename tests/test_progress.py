@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from cclis import progress as module
+from cclis.progress import QUIET, Progress
+
+HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
+
+
+@pytest.fixture
+def plain(monkeypatch) -> Progress:
+    """A log in which every advance is a line."""
+    monkeypatch.setattr(module, "LOG_EVERY_SECONDS", -1.0)
+    return Progress(console=Console(file=io.StringIO(), width=30))
+
+
+@pytest.fixture
+def live(monkeypatch) -> Progress:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    return Progress(console=Console(file=io.StringIO(), force_terminal=True, width=120))
+
+
+def raw(progress: Progress) -> str:
+    return progress.console.file.getvalue()
+
+
+def text(progress: Progress) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", raw(progress))
+
+
+# ------------------------------------------------------------------------------------- plain
+
+
+def test_a_log_shows_how_far_it_is_and_how_long_it_takes(plain):
+    with plain.bar("training", 4) as bar:
+        bar.advance()
+        bar.advance(2, note="loss 0.5")
+    first, second, last = text(plain).splitlines()
+    assert re.fullmatch(r"training  1/4  ETA \d+ s", first)
+    assert re.fullmatch(r"training  3/4  ETA \d+ s  loss 0\.5", second)
+    assert re.fullmatch(r"training  3/4  \d+\.\d s  loss 0\.5", last)
+    assert "\x1b" not in raw(plain)
+
+
+def test_the_eta_is_in_proportion_to_what_is_left(plain, monkeypatch):
+    clock = iter([100.0] + [130.0] * 9)
+    monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
+    with plain.bar("training", 100) as bar:
+        bar.advance(25)
+    assert "ETA 90 s" in text(plain)
+
+
+def test_a_log_has_few_lines(plain, monkeypatch):
+    monkeypatch.setattr(module, "LOG_EVERY_SECONDS", 10.0)
+    with plain.bar("training", 1000) as bar:
+        for _ in range(1000):
+            bar.advance()
+    assert len(text(plain).splitlines()) == 1
+
+
+def test_work_that_never_began_leaves_no_line(plain):
+    with plain.bar("scoring", 0):
+        pass
+    assert text(plain) == ""
+
+
+def test_nested_bars_are_lines_of_their_own(plain):
+    with plain.bar("outer", 1) as outer, plain.bar("inner", 2) as inner:
+        inner.advance(2)
+        outer.advance()
+    lines = text(plain).splitlines()
+    assert [line.split()[0] for line in lines] == ["inner", "outer", "inner", "outer"]
+
+
+def test_bytes_are_megabytes(plain):
+    with plain.bar("downloading", 170_052_171, unit="bytes") as bar:
+        bar.advance(12_345_678)
+    assert "downloading  12.3/170.1 MB  ETA" in text(plain)
+
+
+def test_lines_are_neither_folded_nor_interpreted(plain):
+    long = "a [bold]name[/bold] in brackets, longer than the thirty columns of the console"
+    plain.say(long)
+    assert text(plain) == f"{long}\n"
+
+
+# -------------------------------------------------------------------------------------- live
+
+
+def test_a_terminal_shows_a_bar_while_it_runs(live):
+    with live.bar("training [/x]", 4) as bar:
+        bar.advance(3, note="loss 0.5")
+        live._live.refresh()
+        shown = text(live)
+    assert "training [/x]" in shown
+    assert "3/4" in shown
+    assert "loss 0.5" in shown
+    assert "ETA" in shown
+    # The bar goes when the work is done; only what was said stays.
+    assert live._live is None
+    assert raw(live).count(HIDE) == raw(live).count(SHOW) == 1
+
+
+def test_bytes_are_megabytes_in_a_terminal_too(live):
+    with live.bar("steps", 7) as steps, live.bar("downloading", 170_052_171, "bytes") as bar:
+        steps.advance(2)
+        bar.advance(12_345_678)
+        live._live.refresh()
+    assert "12.3/170.1 MB" in text(live)
+    assert "2/7" in text(live)
+
+
+def test_nested_bars_share_one_display(live):
+    with live.bar("outer", 2) as outer:
+        display = live._live
+        with live.bar("inner", 3) as inner:
+            assert live._live is display
+            inner.advance()
+            assert [task.description for task in display.tasks] == ["outer", "inner"]
+        assert [task.description for task in display.tasks] == ["outer"]
+        outer.advance()
+        assert display.tasks[0].completed == 1
+    assert live._live is None
+
+
+def test_what_is_said_stays_above_the_bar(live):
+    with live.bar("training", 2) as bar:
+        live.say("task 1 learned")
+        bar.advance()
+    assert "task 1 learned" in text(live)
+
+
+def test_an_exception_closes_the_display(live):
+    with pytest.raises(KeyError), live.bar("outer", 2), live.bar("inner", 2):
+        raise KeyError
+    assert live._live is None
+    assert raw(live).rindex(SHOW) > raw(live).rindex(HIDE)
+    with live.bar("again", 1) as bar:
+        bar.advance()
+        live._live.refresh()
+    assert "again" in text(live)
+
+
+def test_an_exception_ends_the_line_of_a_log(plain):
+    def work() -> None:
+        with plain.bar("training", 2) as bar:
+            bar.advance()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        work()
+    assert re.search(r"training  1/2  \d+\.\d s$", text(plain).rstrip())
+
+
+# ------------------------------------------------------------------------------------- quiet
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_quiet_prints_nothing(terminal, monkeypatch, capsys):
+    monkeypatch.setattr(module, "LOG_EVERY_SECONDS", -1.0)
+    console = Console(file=io.StringIO(), force_terminal=terminal)
+    for progress in (Progress(quiet=True, console=console), Progress(quiet=True), QUIET):
+        with progress.bar("training", 2) as bar:
+            bar.advance(note="loss 1")
+        progress.say("done")
+    assert console.file.getvalue() == ""
+    assert capsys.readouterr() == ("", "")
+
+
+def test_progress_goes_to_standard_error(capsys):
+    progress = Progress()
+    progress.say("hello")
+    with progress.bar("training", 1) as bar:
+        bar.advance()
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("hello\n")
+    assert "training  1/1" in err
