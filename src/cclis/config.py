@@ -19,7 +19,7 @@ import yaml
 
 from cclis.errors import InputError, unknown
 
-Precision = Literal["32-true", "bf16-mixed"]
+Precision = Literal["auto", "bf16", "tf32", "fp32"]
 Encoder = Literal["auto", "conv", "resnet18", "resnet34", "resnet50"]
 Crop = Literal["resized", "padded", "none"]
 Selection = Literal["proposal", "random"]
@@ -70,8 +70,10 @@ class RunOptions(Options):
     """Run folder, new or empty [default: a new one under runs/]."""
     device: str = "auto"
     """Where to compute: auto, cpu, cuda, mps."""
-    precision: Precision = "32-true"
-    """Arithmetic of the network; losses are always computed in 32 bits."""
+    precision: Precision = "auto"
+    """Arithmetic of the network; auto is bf16 on a GPU, fp32 elsewhere. Losses are in 32 bits."""
+    compile: bool | None = None
+    """Compile the training step, on a GPU into one CUDA graph [default: on a GPU]."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,8 @@ class EvaluationOptions(Options):
     """Learning rate of the linear probe, times 0.2 after 60, 75 and 90 % of its epochs."""
     probe_batch_size: int = 256
     """Batch size of the linear probe."""
+    paper_probe_learning_rate: float | None = None
+    """Learning rate of a second probe, the head linear_paper [default: no such probe]."""
     mean_passes: int = 10
     """Augmented passes over the visible samples from which class means are taken."""
 
@@ -218,7 +222,7 @@ _NOT_NEGATIVE = {
     "class_order",
 }  # fmt: skip
 _POSITIVE = {
-    "learning_rate", "probe_learning_rate", "prototype_learning_rate",
+    "learning_rate", "probe_learning_rate", "paper_probe_learning_rate", "prototype_learning_rate",
     "temperature", "teacher_temperature", "student_temperature", "crop_scale",
 }  # fmt: skip
 _SHARE = {"flip", "jitter", "grayscale", "blur", "crop_scale", "replay_share"}

@@ -102,13 +102,13 @@ def reevaluate(
     """
     config = dataclasses.replace(run.config, data=data or run.config.data)
     benchmark = _benchmark(config, progress)
-    rows, memory = [], None
+    trainer = Trainer.from_state(*run.load_checkpoint(0), device=device)
+    rows = []
     for task in benchmark:
-        state = run.load_checkpoint(task.index)
-        trainer = Trainer.from_state(*state, device=device)
+        # Heads are fitted to what was visible during the task: the memory as it was before it.
         here = task.train.to(trainer.fabric.device)
-        # Heads are fitted to what was visible during the task: the memory as it was before.
-        visible = memory.visible(here) if memory is not None else here
+        visible = trainer.memory.visible(here) if task.index else here
+        trainer.restore(*run.load_checkpoint(task.index))
         tests = [benchmark[k].test for k in range(task.index + 1)]
         rows.append(
             evaluate(
@@ -122,7 +122,6 @@ def reevaluate(
                 progress,
             )
         )
-        memory = trainer.memory
     result = {key: getattr(config, key) for key in ("benchmark", "method", "memory", "seed")}
     return {**result, **summarise(rows)}
 

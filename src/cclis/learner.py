@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from cclis.config import make_config
 from cclis.data.images import ImageSet, as_uint8_images
-from cclis.engine.device import generator
 from cclis.engine.trainer import Trainer
 from cclis.errors import InputError, unknown
-from cclis.evaluation.heads import HEADS, Head
+from cclis.evaluation.heads import HEADS, Head, View, heads_for
 from cclis.files import read_tensors, write_tensors
 from cclis.methods import METHODS
 from cclis.progress import QUIET, Progress
@@ -54,7 +53,7 @@ class ContinualLearner:
         elif encoder is not None and not isinstance(encoder, nn.Module):
             raise InputError(f"encoder must be a module or a name, not {type(encoder).__name__}")
         self.config = make_config(method, {**settings, "memory": memory})
-        heads = METHODS[method].heads
+        heads = heads_for(METHODS[method].heads, self.config)
         self._head_name = head or heads[-1]
         if self._head_name not in heads:
             raise unknown(f"head of {method}", self._head_name, heads)
@@ -95,11 +94,9 @@ class ContinualLearner:
         trainer = self._trainer
         learned = trainer.learn(task, len(new))
         self._classes += new
-        chance = generator(trainer.fabric.device, self.config.seed, "head", len(self._classes))
-        fit = HEADS[self._head_name]
-        self._head = fit(
-            trainer.inference, learned.visible, len(self._classes), self.config, chance
-        )
+        classes = len(self._classes)
+        view = View(trainer.inference, learned.visible, classes, self.config, self.config.seed)
+        self._head = HEADS[self._head_name](view)
         return self
 
     def predict(self, images: Any) -> NDArray[Any]:

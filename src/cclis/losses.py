@@ -12,7 +12,7 @@ def sample_nce(
     *,
     temperature: float,
     proposal: Tensor | None = None,
-    old_classes: int = 0,
+    old_classes: int | Tensor = 0,
 ) -> Tensor:
     """Prototype InfoNCE with importance-weighted replay: Sample-NCE (Eqs. 9-10).
 
@@ -27,22 +27,23 @@ def sample_nce(
         temperature: τ.
         proposal: g_k of the replayed samples, (B,); what it holds for other samples is ignored.
             None weighs every sample alike.
-        old_classes: Classes 0..old_classes-1 are old: their samples are replayed.
+        old_classes: Classes 0..old_classes-1 are old: their samples are replayed. A tensor, ()
+            and int64, lets a compiled step serve for every task.
     """
     logits = _at_least_float32(similarity) / temperature
+    classes = torch.arange(len(logits), device=labels.device)[:, None]
+    own = classes == labels
     weighted = logits
-    if proposal is not None and old_classes > 0:
-        classes = torch.arange(len(logits), device=labels.device)[:, None]
-        old = (classes < old_classes) & (labels < old_classes) & (classes != labels)
-        in_batch = torch.zeros(len(logits), dtype=logits.dtype, device=labels.device)
-        in_batch = in_batch.index_add(0, labels, torch.ones_like(logits[0]))
+    if proposal is not None:
+        old = (classes < old_classes) & (labels < old_classes) & ~own
+        in_batch = own.sum(dim=1)
         # A proposal that underflowed to zero stays finite.
         drawn = proposal.to(logits.dtype) * in_batch[labels]
         drawn = drawn.clamp_min(torch.finfo(logits.dtype).tiny)
         weighted = logits - torch.where(old, drawn.log(), 0.0)
-    denominator = weighted.logsumexp(dim=1)
-    positive = logits.gather(0, labels[None])[0]
-    return (denominator[labels] - positive).mean()
+    # A sum over a mask rather than a gather: its gradient adds in a fixed order on a GPU too.
+    cost = weighted.logsumexp(dim=1, keepdim=True) - logits
+    return torch.where(own, cost, 0.0).sum() / len(labels)
 
 
 def prd(

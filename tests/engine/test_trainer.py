@@ -114,7 +114,7 @@ def test_room_for_more_classes_changes_nothing_for_those_there() -> None:
     for trainer in (roomy, tight):
         learn(trainer, range(1))
     torch.testing.assert_close(
-        roomy.method.network.prototypes[:2], tight.method.network.prototypes, rtol=0, atol=0
+        roomy.method.network.prototypes[:2], tight.method.network.prototypes, rtol=0, atol=1e-6
     )
     learn(tight, range(1, 2))
     assert tight.method.network.classes == 4
@@ -166,7 +166,7 @@ def test_records_tell_the_losses_and_the_schedule() -> None:
         {"jitter": 0.8},
         {"jitter": 0.8, "jitter_strength": 0.5},
         {"memory": 10},
-        {"precision": "bf16-mixed"},
+        {"precision": "bf16"},
     ],
     ids=str,
 )

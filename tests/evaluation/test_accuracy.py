@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cclis.config import AugmentationOptions, EvaluationOptions, RunOptions
+from cclis.config import Config, EvaluationOptions
 from cclis.data.benchmarks import load_benchmark
 from cclis.engine.device import make_fabric
 from cclis.engine.inference import Inference
@@ -77,7 +77,8 @@ def test_a_class_that_cannot_be_chosen_is_not():
 def inference() -> Inference:
     torch.manual_seed(0)
     network = PrototypeNetwork(ConvEncoder(1, 4), 1, 8, embedding=6, classes=4)
-    return Inference(network, make_fabric(RunOptions(device="cpu")), AugmentationOptions())
+    config = Config(device="cpu")
+    return Inference(network, make_fabric(config), config)
 
 
 def test_evaluate_gives_the_same_whatever_else_is_evaluated(inference):

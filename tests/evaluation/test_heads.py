@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from cclis.config import AugmentationOptions, EvaluationOptions, RunOptions
+from cclis.config import AugmentationOptions, Config, EvaluationOptions
 from cclis.data.augment import to_float
 from cclis.data.benchmarks import load_benchmark
 from cclis.data.images import ImageSet
@@ -15,10 +17,13 @@ from cclis.engine.inference import Inference
 from cclis.evaluation.heads import (
     HEADS,
     Head,
+    View,
     fit_classifier,
     fit_linear,
+    fit_linear_paper,
     fit_means,
     fit_prototype,
+    heads_for,
 )
 from cclis.nn.conv import ConvEncoder
 from cclis.nn.network import ClassifierNetwork, Network, PrototypeNetwork
@@ -32,7 +37,18 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def infer(network: Network, augmentation: AugmentationOptions = AS_THEY_ARE) -> Inference:
-    return Inference(network, make_fabric(RunOptions(device="cpu")), augmentation)
+    config = Config(device="cpu", **dataclasses.asdict(augmentation))
+    return Inference(network, make_fabric(config), config)
+
+
+def look(
+    inference: Inference,
+    visible: ImageSet,
+    classes: int,
+    options: EvaluationOptions = OPTIONS,
+    seed: int = 0,
+) -> View:
+    return View(inference, visible, classes, options, seed)
 
 
 @pytest.fixture
@@ -122,7 +138,7 @@ def naive_means(network: PrototypeNetwork, visible: ImageSet, classes: int) -> t
 
 
 def test_means_against_a_loop(network, digits):
-    head = fit_means(infer(network), digits, 3, OPTIONS, generator())
+    head = fit_means(look(infer(network), digits, 3, OPTIONS))
     assert head.on == "embeddings"
     assert torch.allclose(head.weight, naive_means(network, digits, 3), atol=1e-5)
     assert not head.bias.any()
@@ -133,11 +149,11 @@ def test_means_are_taken_over_augmented_passes(network, digits):
 
     def mean(passes: int) -> torch.Tensor:
         options = EvaluationOptions(mean_passes=passes)
-        return fit_means(inference, digits, 3, options, generator()).weight
+        return fit_means(look(inference, digits, 3, options)).weight
 
     assert torch.equal(mean(2), mean(2))
     assert not torch.allclose(mean(1), mean(2))
-    chance = generator()
+    chance = look(inference, digits, 3).chance("means")
     passes = [inference(digits.images, chance).embeddings for _ in range(2)]
     first = F.normalize(sum(p[digits.labels == 0].sum(dim=0) for p in passes), dim=0)
     assert torch.allclose(mean(2)[0], first, atol=1e-6)
@@ -146,7 +162,7 @@ def test_means_are_taken_over_augmented_passes(network, digits):
 def test_a_class_without_samples_is_never_chosen_by_its_mean(network, digits):
     inference = infer(network)
     without_one = digits[digits.labels != 1]
-    head = fit_means(inference, without_one, 5, OPTIONS, generator())
+    head = fit_means(look(inference, without_one, 5, OPTIONS))
     scores = head.scores(inference(digits.images))
     assert scores.shape == (len(digits), 5)
     assert set(scores.argmax(dim=1).tolist()) <= {0, 2}
@@ -157,7 +173,7 @@ def test_a_class_without_samples_is_never_chosen_by_its_mean(network, digits):
 def test_prototype_head_is_the_normalised_sum(network, digits):
     with torch.no_grad():
         network.prototypes.mul_(3)  # as a step of training may leave them
-    head = fit_prototype(infer(network), digits, 4, OPTIONS, generator())
+    head = fit_prototype(look(infer(network), digits, 4, OPTIONS))
     means = naive_means(network, digits, 4)
     for label in range(4):
         trained = network.prototypes[label] / network.prototypes[label].norm()
@@ -177,7 +193,7 @@ QUICK = EvaluationOptions(probe_epochs=10, probe_learning_rate=0.5, probe_batch_
 def test_the_probe_learns_what_is_separable():
     visible = one_hot([0, 1, 2, 3] * 10)
     inference = pixels_as_features()
-    head = fit_linear(inference, visible, 4, QUICK, generator())
+    head = fit_linear(look(inference, visible, 4, QUICK))
     assert head.on == "features"
     predicted = head.scores(inference(visible.images)).argmax(dim=1)
     assert torch.equal(predicted, visible.labels)
@@ -190,16 +206,16 @@ def test_the_probe_draws_every_class_alike():
     )
     inference = pixels_as_features()
     options = EvaluationOptions(probe_epochs=10, probe_learning_rate=0.05, probe_batch_size=50)
-    head = fit_linear(inference, visible, 2, options, generator())
+    head = fit_linear(look(inference, visible, 2, options))
     odds = head.scores(inference(visible.images[:1])).softmax(dim=1)
     assert odds[0].tolist() == pytest.approx([0.5, 0.5], abs=0.1)
 
 
-def test_the_generator_decides_the_probe():
+def test_the_seed_decides_the_probe():
     visible, inference = one_hot([0, 1, 2, 3] * 4), pixels_as_features()
 
     def weight(seed: int) -> torch.Tensor:
-        return fit_linear(inference, visible, 4, QUICK, generator(seed)).weight
+        return fit_linear(look(inference, visible, 4, QUICK, seed)).weight
 
     assert torch.equal(weight(1), weight(1))
     assert not torch.equal(weight(1), weight(2))
@@ -218,27 +234,41 @@ def test_the_probe_decays_its_rate_and_ends_with_the_last_epoch(monkeypatch):
 
     monkeypatch.setattr(torch.optim, "SGD", Recorded)
     options = EvaluationOptions(probe_epochs=100, probe_learning_rate=0.5, probe_batch_size=8)
-    head = fit_linear(pixels_as_features(), one_hot([0, 1, 2, 3] * 4), 4, options, generator())
+    head = fit_linear(look(pixels_as_features(), one_hot([0, 1, 2, 3] * 4), 4, options))
 
     of_epochs = [0.5] * 60 + [0.1] * 15 + [0.02] * 15 + [0.004] * 10
     assert rates == pytest.approx([rate for rate in of_epochs for _ in range(2)])
-    assert torch.equal(head.weight, weights[-1])
-    assert not torch.equal(head.weight, weights[-2])
+    assert torch.equal(head.weight, weights[-1][:, :-1])
+    assert torch.equal(head.bias, weights[-1][:, -1])
+    assert not torch.equal(head.weight, weights[-2][:, :-1])
     assert not head.weight.requires_grad
 
 
 def test_the_probe_takes_fewer_samples_than_a_batch_and_classes_without_any():
     visible, inference = one_hot([0, 2]), pixels_as_features()
-    head = fit_linear(inference, visible, 4, QUICK, generator())
+    head = fit_linear(look(inference, visible, 4, QUICK))
     assert head.weight.shape == (4, 4)
     assert head.scores(inference(visible.images)).argmax(dim=1).tolist() == [0, 2]
 
 
 def test_the_probe_does_not_train_the_network(network, digits):
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    fit_linear(infer(network.train(), AugmentationOptions()), digits, 3, QUICK, generator())
+    fit_linear(look(infer(network.train(), AugmentationOptions()), digits, 3, QUICK))
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
     assert all(parameter.grad is None for parameter in network.parameters())
+
+
+def test_probes_of_two_learning_rates_are_what_each_is_alone():
+    visible, inference = one_hot([0, 1, 2, 3] * 4), pixels_as_features()
+    both = dataclasses.replace(QUICK, paper_probe_learning_rate=0.1)
+    other = dataclasses.replace(QUICK, probe_learning_rate=0.1)
+    found = look(inference, visible, 4, both)
+    for head, alone in ((fit_linear, QUICK), (fit_linear_paper, other)):
+        expected = fit_linear(look(inference, visible, 4, alone))
+        assert torch.allclose(head(found).weight, expected.weight, atol=1e-6)
+    assert not torch.allclose(fit_linear(found).weight, fit_linear_paper(found).weight)
+    assert heads_for(("linear", "means"), both) == ("linear", "linear_paper", "means")
+    assert heads_for(("linear", "means"), QUICK) == ("linear", "means")
 
 
 # ---------------------------------------------------------------------------------- classifier
@@ -246,9 +276,9 @@ def test_the_probe_does_not_train_the_network(network, digits):
 
 def test_the_classifier_head_gives_the_networks_own_logits(classifier, digits):
     inference = infer(classifier)
-    head = fit_classifier(inference, digits, 3, OPTIONS, generator())
+    head = fit_classifier(look(inference, digits, 3, OPTIONS))
     scores = head.scores(inference(digits.images))
-    expected = classifier.eval().logits(to_float(digits.images), 3)
+    expected = classifier.eval().logits(to_float(digits.images))[:, :3]
     assert torch.allclose(scores, expected, atol=1e-6)
     with torch.no_grad():
         classifier.classifier.weight.zero_()
@@ -257,9 +287,9 @@ def test_the_classifier_head_gives_the_networks_own_logits(classifier, digits):
 
 def test_a_head_needs_its_kind_of_network(network, classifier, digits):
     with pytest.raises(TypeError, match="'prototype' needs a network with prototypes"):
-        HEADS["prototype"](infer(classifier), digits, 3, OPTIONS, generator())
+        HEADS["prototype"](look(infer(classifier), digits, 3, OPTIONS))
     with pytest.raises(TypeError, match="'classifier' needs a network with a classifier"):
-        HEADS["classifier"](infer(network), digits, 3, OPTIONS, generator())
+        HEADS["classifier"](look(infer(network), digits, 3, OPTIONS))
 
 
 def test_a_head_looks_at_features_or_embeddings():

@@ -37,7 +37,7 @@ def test_the_first_task_has_contrast_alone() -> None:
     method.begin_task(2)
     some = batch([0, 1, 1, 0])
     losses = method.losses(some)
-    similarity = method.network.similarity(some.images, 2)
+    similarity = method.network.similarity(some.images)
     assert losses.keys() == {"contrast"}
     expected = sample_nce(similarity, some.labels, temperature=0.5)
     torch.testing.assert_close(losses["contrast"], expected)
@@ -50,8 +50,8 @@ def test_later_tasks_add_distillation_over_the_old_classes() -> None:
     with torch.no_grad():
         next(method.network.projection.parameters()).mul_(1.5)
         losses = method.losses(some)
-        now = method.network.similarity(some.images, 4)
-        before = method.teacher.similarity(some.images, 2)
+        now = method.network.similarity(some.images)[:4]
+        before = method.teacher.similarity(some.images)[:2]
     contrast = sample_nce(now, some.labels, temperature=0.5, proposal=some.proposal, old_classes=2)
     distill = prd(now[:2], before, student_temperature=0.2, teacher_temperature=0.1)
     torch.testing.assert_close(losses["contrast"], contrast)
@@ -69,6 +69,21 @@ def test_the_teacher_is_frozen_in_eval_mode() -> None:
     assert all(p.grad is None and not p.requires_grad for p in teacher.parameters())
     assert all(torch.equal(before[name], value) for name, value in teacher.state_dict().items())
     assert any(p.grad is not None for p in method.network.parameters())
+
+
+def test_the_teacher_is_renewed_in_place() -> None:
+    method = second_task()
+    teacher = method.teacher
+    with torch.no_grad():
+        method.network.prototypes.mul_(-1)
+    method.begin_task(2)
+    assert method.teacher is teacher
+    assert teacher is not None
+    torch.testing.assert_close(teacher.prototypes.data, method.network.prototypes.data)
+    method.network.widen(9, torch.Generator())
+    method.begin_task(1)
+    assert method.teacher is not None
+    assert method.teacher.classes == 9
 
 
 def test_distillation_can_be_switched_off() -> None:

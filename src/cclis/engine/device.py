@@ -29,7 +29,19 @@ def make_fabric(options: RunOptions) -> Fabric:
         raise InputError(f"device must be one of {', '.join(available)}, not '{options.device}'")
     if not available[options.device]:
         raise InputError(f"this machine has no {options.device} device; use --device cpu or auto")
-    return Fabric(accelerator=options.device, devices=1, precision=options.precision)
+    fabric = Fabric(accelerator=options.device, devices=1)
+    on_gpu = fabric.device.type == "cuda"
+    precision = options.precision
+    if precision == "auto":
+        precision = "bf16" if on_gpu else "fp32"
+    if on_gpu:
+        # Which kernels are fastest for the fixed shapes here is tried out once.
+        torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.allow_tf32 = precision != "fp32"
+        torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
+    if precision == "bf16":
+        fabric = Fabric(accelerator=options.device, devices=1, precision="bf16-mixed")
+    return fabric
 
 
 def seed_for(seed: int, *purpose: str | int) -> int:

@@ -8,11 +8,11 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from cclis.config import AugmentationOptions
-from cclis.data.augment import augment, to_float
+from cclis.config import Config
+from cclis.data.augment import CHANCES, apply, parameters, to_float
 from cclis.nn.network import Network, evaluating
 
-BATCH = 512
+BATCH = 1024
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,18 @@ class Representation:
 
 
 class Inference:
-    """Represents uint8 images (N, H, W, C), batch by batch, without gradients."""
+    """Represents uint8 images (N, H, W, C), batch by batch, without gradients.
 
-    def __init__(self, network: Network, fabric: Fabric, augmentation: AugmentationOptions):
-        self.network, self._fabric, self._augmentation = network, fabric, augmentation
+    On a GPU the pass is compiled, for one batch size alone: the last batch is filled up.
+    """
+
+    def __init__(self, network: Network, fabric: Fabric, config: Config):
+        self.network, self._fabric, self._config = network, fabric, config
+        on_gpu = fabric.device.type == "cuda"
+        self._compiled = on_gpu if config.compile is None else config.compile
+        self._represent = (
+            torch.compile(self._represented, dynamic=False) if self._compiled else self._represented
+        )
 
     @property
     def device(self) -> torch.device:
@@ -45,13 +53,30 @@ class Inference:
         features, embeddings = [], []
         with evaluating(self.network), self._fabric.autocast():
             for part in torch.split(images, BATCH):
-                found = self.network.features(self._floats(part, augmented))
-                embeddings.append(self.network.project(found))
-                features.append(found.float())
+                chances = None
+                if augmented is not None:
+                    chances = torch.rand(
+                        CHANCES, len(part), generator=augmented, device=self.device
+                    )
+                found = self._one_batch(part.to(self.device), chances)
+                features.append(found[0])
+                embeddings.append(found[1])
         return Representation(torch.cat(features), torch.cat(embeddings))
 
-    def _floats(self, images: Tensor, augmented: torch.Generator | None) -> Tensor:
-        images = images.to(self._fabric.device)
-        if augmented is None:
-            return to_float(images)
-        return augment(images, self._augmentation, augmented)
+    def _one_batch(self, images: Tensor, chances: Tensor | None) -> tuple[Tensor, Tensor]:
+        count = len(images)
+        if self._compiled and count < BATCH:
+            images = torch.cat([images, images.new_zeros(BATCH - count, *images.shape[1:])])
+            if chances is not None:
+                chances = torch.cat([chances, chances.new_zeros(CHANCES, BATCH - count)], dim=1)
+        features, embeddings = self._represent(images, chances)
+        return features[:count], embeddings[:count]
+
+    def _represented(self, images: Tensor, chances: Tensor | None) -> tuple[Tensor, Tensor]:
+        if chances is None:
+            floats = to_float(images)
+        else:
+            drawn = parameters(self._config, chances, images.shape[1], images.shape[2])
+            floats = apply(images, drawn, self._config)
+        features = self.network.features(floats)
+        return features.float(), self.network.project(features)

@@ -12,15 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from cclis.config import Config, make_config
-from cclis.data.augment import augment
+from cclis.data.augment import CHANCES
 from cclis.data.batches import epoch, mix
 from cclis.data.images import ImageSet
 from cclis.engine.device import generator, make_fabric, seeded
 from cclis.engine.inference import Inference
 from cclis.engine.schedule import Schedule
+from cclis.engine.step import Step
 from cclis.errors import InputError
 from cclis.memory import Memory
-from cclis.methods import METHODS, Batch
+from cclis.methods import METHODS
 from cclis.nn.network import feature_dimension, make_encoder
 from cclis.progress import QUIET, Progress
 
@@ -77,15 +78,8 @@ class Trainer:
         self._order = generator(self.fabric.device, config.seed, "order")
         self._augment = generator(self.fabric.device, config.seed, "augment")
         self._keep = generator("cpu", config.seed, "keep")
-        self._optimizer = torch.optim.SGD(
-            [
-                {"params": g.parameters, "base": g.learning_rate, "warmup_from": g.warmup_from}
-                for g in self.method.parameter_groups()
-            ],
-            lr=config.learning_rate,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-        )
+        self._optimizer = self._make_optimizer()
+        self._step = Step(self.method, self._optimizer, self.fabric, config)
 
     def learn(
         self,
@@ -101,6 +95,7 @@ class Trainer:
             self.method.network.normalise_to(task.images)
         self._make_room(self.method.seen + new_classes)
         self.method.begin_task(new_classes)
+        self._step.begin_task()
         images = self._train(task, on_epoch)
         visible = self.memory.visible(task)
         self._refill(visible)
@@ -119,7 +114,7 @@ class Trainer:
                 totals: dict[str, Tensor] = {}
                 for chosen, replayed in epoch(len(task), len(self.memory), how, self._order):
                     self._set_learning_rates(schedule, done)
-                    for name, value in self._step(self._batch(task, chosen, replayed)).items():
+                    for name, value in self._step(*self._batch(task, chosen, replayed)).items():
                         totals[name] = totals.get(name, torch.zeros_like(value)) + value
                     done += 1
                     bar.advance()
@@ -135,13 +130,13 @@ class Trainer:
                         "epoch": number,
                         "loss": loss,
                         "losses": losses,
-                        "learning_rate": self._optimizer.param_groups[0]["lr"],
+                        "learning_rate": float(self._optimizer.param_groups[0]["lr"]),
                         "images_per_second": speed,
                     }
                 )
         return done * how.batch
 
-    def _batch(self, task: ImageSet, chosen: Tensor, replayed: Tensor) -> Batch:
+    def _batch(self, task: ImageSet, chosen: Tensor, replayed: Tensor) -> tuple[Tensor, ...]:
         images, labels = task.images[chosen], task.labels[chosen]
         proposal = torch.ones(len(chosen), device=images.device)
         if self.memory.samples is not None and len(replayed):
@@ -149,20 +144,35 @@ class Trainer:
             images = torch.cat([images, past.images])
             labels = torch.cat([labels, past.labels])
             proposal = torch.cat([proposal, self.memory.proposal[replayed]])
-        return Batch(augment(images, self.config, self._augment), labels, proposal)
+        size = (CHANCES, len(labels))
+        chances = torch.rand(size, generator=self._augment, device=self.fabric.device)
+        return images, labels, proposal, chances
 
-    def _step(self, batch: Batch) -> dict[str, Tensor]:
-        self.method.before_step()
-        with self.fabric.autocast():
-            losses = self.method.losses(batch)
-        self._optimizer.zero_grad(set_to_none=True)
-        self.fabric.backward(torch.stack(list(losses.values())).sum())
-        self._optimizer.step()
-        return {name: value.detach() for name, value in losses.items()}
+    def _make_optimizer(self) -> torch.optim.SGD:
+        on_gpu = self.fabric.device.type == "cuda"
+        return torch.optim.SGD(
+            [
+                {
+                    "params": group.parameters,
+                    "base": group.learning_rate,
+                    "warmup_from": group.warmup_from,
+                    # A recorded step reads its learning rate from memory.
+                    "lr": torch.zeros((), device=self.fabric.device) if on_gpu else 0.0,
+                }
+                for group in self.method.parameter_groups()
+            ],
+            momentum=self.config.momentum,
+            weight_decay=self.config.weight_decay,
+            fused=on_gpu,
+        )
 
     def _set_learning_rates(self, schedule: Schedule, step: int) -> None:
         for group in self._optimizer.param_groups:
-            group["lr"] = group["base"] * schedule.factor(step, group["warmup_from"])
+            rate = group["base"] * schedule.factor(step, group["warmup_from"])
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
     def _refill(self, visible: ImageSet) -> None:
         title = f"task {len(self.task_sizes) + 1}  scoring"
@@ -270,7 +280,9 @@ class Trainer:
         momenta = _under("momentum.", here)
         for index, parameter in enumerate(self._parameters()):
             if str(index) in momenta:
-                self._optimizer.state[parameter] = {"momentum_buffer": momenta[str(index)]}
+                # Laid out in memory as the parameter is, which a fused update relies on.
+                momentum = torch.empty_like(parameter).copy_(momenta[str(index)])
+                self._optimizer.state[parameter] = {"momentum_buffer": momentum}
         for name in ("order", "augment", "keep"):
             stored: torch.Generator = getattr(self, f"_{name}")
             state = tensors[f"generator.{name}"]
@@ -278,8 +290,7 @@ class Trainer:
             if stored.get_state().shape == state.shape:
                 stored.set_state(state.cpu())
         self.task_sizes = list(description["task_sizes"])
-        self.method.seen = sum(self.task_sizes)
-        self.method.old = self.method.seen - (self.task_sizes or [0])[-1]
+        self.method.count(sum(self.task_sizes[:-1]), sum(self.task_sizes))
 
     def _parameters(self) -> list[nn.Parameter]:
         return [p for group in self._optimizer.param_groups for p in group["params"]]

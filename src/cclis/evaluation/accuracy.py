@@ -9,9 +9,8 @@ from torch import Tensor
 
 from cclis.config import EvaluationOptions
 from cclis.data.images import ImageSet
-from cclis.engine.device import generator
 from cclis.engine.inference import Inference
-from cclis.evaluation.heads import HEADS
+from cclis.evaluation.heads import HEADS, View, heads_for
 from cclis.progress import QUIET, Progress
 
 
@@ -60,17 +59,18 @@ def evaluate(
 ) -> dict[str, Accuracies]:
     """Fit every head to what is visible and test it on all tasks so far.
 
-    Chance is drawn from `seed` and the number of tasks alone, so that a later evaluation of the
+    Chance is drawn from `seed` and the number of classes alone, so that a later evaluation of the
     same network gives the same numbers.
     """
+    heads = heads_for(tuple(heads), options)
+    view = View(inference, visible, sum(task_sizes), options, seed)
     with progress.bar(f"task {len(tests)}  evaluating", 1 + len(heads)) as bar:
         here = [test.to(inference.device) for test in tests]
         represented = [inference(test.images) for test in here]
         bar.advance()
         found = {}
         for name in heads:
-            chance = generator(inference.device, seed, "evaluate", len(tests), name)
-            head = HEADS[name](inference, visible, sum(task_sizes), options, chance)
+            head = HEADS[name](view)
             scores = [head.scores(r) for r in represented]
             found[name] = accuracies(scores, [test.labels for test in here], task_sizes)
             bar.advance(note=f"{name} {sum(found[name].class_il) / len(tests):.1f} %")

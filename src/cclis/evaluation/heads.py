@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from cclis.config import EvaluationOptions
 from cclis.data.images import ImageSet
+from cclis.engine.device import generator
 from cclis.engine.inference import Inference, Representation
 from cclis.nn.network import ClassifierNetwork, PrototypeNetwork
 
@@ -41,110 +43,137 @@ class Head:
         return F.linear(inputs, self.weight, self.bias)
 
 
-Fit = Callable[[Inference, ImageSet, int, EvaluationOptions, torch.Generator], Head]
+@dataclass(frozen=True, eq=False)
+class View:
+    """What heads are fitted to; what several of them need is computed once.
 
-
-def fit_linear(
-    inference: Inference,
-    visible: ImageSet,
-    classes: int,
-    options: EvaluationOptions,
-    generator: torch.Generator,
-) -> Head:
-    """The paper's linear probe (Appendix B).
-
-    Every draw takes a class at random, then one of its samples at random, augmented. SGD with
-    momentum 0.9 and no weight decay; the weights of the last epoch count, whatever they score.
+    Attributes:
+        inference: The frozen network.
+        visible: The memory as it was while the task was learned, and the task.
+        classes: How many classes have been seen.
+        options: Settings of the evaluation.
+        seed: All chance comes from it and from the number of classes.
     """
-    dimension = inference(visible.images[:1]).features.shape[1]
-    bound = dimension**-0.5
-    device = inference.device
-    weight = torch.empty(classes, dimension, device=device)
-    bias = torch.empty(classes, device=device)
-    for parameter in (weight, bias):
-        parameter.uniform_(-bound, bound, generator=generator).requires_grad_()
-    optimizer = torch.optim.SGD([weight, bias], lr=options.probe_learning_rate, momentum=0.9)
-    odds = 1 / visible.labels.bincount()[visible.labels].double()
-    batch = options.probe_batch_size
-    draws = max(1, len(visible) // batch) * batch
-    for epoch in range(options.probe_epochs):
-        passed = sum(epoch >= share * options.probe_epochs for share in PROBE_MILESTONES)
-        optimizer.param_groups[0]["lr"] = options.probe_learning_rate * PROBE_DECAY**passed
-        drawn = torch.multinomial(odds, draws, replacement=True, generator=generator)
-        for block in torch.split(drawn, PROBE_BLOCK * batch):
-            features = inference(visible.images[block], generator).features
-            labels = visible.labels[block]
-            for x, y in zip(torch.split(features, batch), torch.split(labels, batch), strict=True):
-                optimizer.zero_grad()
-                F.cross_entropy(F.linear(x, weight, bias), y).backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-    return Head("features", weight.detach(), bias.detach())
+
+    inference: Inference
+    visible: ImageSet
+    classes: int
+    options: EvaluationOptions
+    seed: int
+
+    def chance(self, purpose: str) -> torch.Generator:
+        """A generator for one purpose."""
+        return generator(self.inference.device, self.seed, "head", purpose, self.classes)
+
+    @cached_property
+    def class_means(self) -> Tensor:
+        """Unit-norm mean embedding of every class over augmented passes, (C, D)."""
+        chance = self.chance("means")
+        total: Tensor | None = None
+        for _ in range(self.options.mean_passes):
+            embeddings = self.inference(self.visible.images, chance).embeddings
+            if total is None:
+                total = embeddings.new_zeros(self.classes, embeddings.shape[1])
+            total = total.index_add(0, self.visible.labels, embeddings)
+        assert total is not None
+        return F.normalize(total, dim=1)
+
+    @cached_property
+    def probes(self) -> dict[str, Head]:
+        """The paper's linear probe (Appendix B), at every learning rate that is asked for.
+
+        Every draw takes a class at random, then one of its samples at random, augmented. SGD with
+        momentum 0.9 and no weight decay; the weights of the last epoch count, whatever they score.
+        Probes of several learning rates start alike and see the same features.
+        """
+        options, chance, visible = self.options, self.chance("linear"), self.visible
+        rates = {"linear": options.probe_learning_rate}
+        if options.paper_probe_learning_rate is not None:
+            rates["linear_paper"] = options.paper_probe_learning_rate
+        dimension = self.inference(visible.images[:1]).features.shape[1]
+        start = torch.empty(self.classes, dimension + 1, device=self.inference.device)
+        start.uniform_(-(dimension**-0.5), dimension**-0.5, generator=chance)
+        layers = {name: start.clone().requires_grad_() for name in rates}
+        optimizer = torch.optim.SGD(
+            [{"params": [layer], "lr": rates[name]} for name, layer in layers.items()],
+            momentum=0.9,
+        )
+        odds = 1 / visible.labels.bincount()[visible.labels].double()
+        batch = options.probe_batch_size
+        draws = max(1, len(visible) // batch) * batch
+        for epoch in range(options.probe_epochs):
+            passed = sum(epoch >= share * options.probe_epochs for share in PROBE_MILESTONES)
+            for group, rate in zip(optimizer.param_groups, rates.values(), strict=True):
+                group["lr"] = rate * PROBE_DECAY**passed
+            drawn = torch.multinomial(odds, draws, replacement=True, generator=chance)
+            for block in torch.split(drawn, PROBE_BLOCK * batch):
+                features = self.inference(visible.images[block], chance).features
+                labels = visible.labels[block]
+                for x, y in zip(
+                    torch.split(features, batch), torch.split(labels, batch), strict=True
+                ):
+                    losses = [
+                        F.cross_entropy(F.linear(x, layer[:, :-1], layer[:, -1]), y)
+                        for layer in layers.values()
+                    ]
+                    optimizer.zero_grad()
+                    torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+                    optimizer.step()
+        return {
+            name: Head("features", layer[:, :-1].detach().contiguous(), layer[:, -1].detach())
+            for name, layer in layers.items()
+        }
 
 
-def fit_means(
-    inference: Inference,
-    visible: ImageSet,
-    classes: int,
-    options: EvaluationOptions,
-    generator: torch.Generator,
-) -> Head:
+def fit_linear(view: View) -> Head:
+    """The linear probe at the learning rate `probe_learning_rate`."""
+    return view.probes["linear"]
+
+
+def fit_linear_paper(view: View) -> Head:
+    """The linear probe at the learning rate `paper_probe_learning_rate`."""
+    return view.probes["linear_paper"]
+
+
+def fit_means(view: View) -> Head:
     """Nearest class mean of the visible embeddings; a class without samples is never chosen."""
-    means = _class_means(inference, visible, classes, options, generator)
-    absent = visible.labels.bincount(minlength=classes) == 0
-    bias = torch.zeros(classes, device=means.device).masked_fill(absent, -torch.inf)
-    return Head("embeddings", means, bias)
+    absent = view.visible.labels.bincount(minlength=view.classes) == 0
+    bias = torch.zeros(view.classes, device=view.inference.device)
+    return Head("embeddings", view.class_means, bias.masked_fill(absent, -torch.inf))
 
 
-def fit_prototype(
-    inference: Inference,
-    visible: ImageSet,
-    classes: int,
-    options: EvaluationOptions,
-    generator: torch.Generator,
-) -> Head:
+def fit_prototype(view: View) -> Head:
     """The sum, brought to length one, of the trained prototype and the class mean."""
-    network = inference.network
+    network = view.inference.network
     if not isinstance(network, PrototypeNetwork):
         raise TypeError("the head 'prototype' needs a network with prototypes")
-    means = _class_means(inference, visible, classes, options, generator)
-    prototypes = F.normalize(network.prototypes[:classes].detach(), dim=1)
-    weight = F.normalize(prototypes + means, dim=1)
-    return Head("embeddings", weight, torch.zeros(classes, device=weight.device))
+    prototypes = F.normalize(network.prototypes[: view.classes].detach(), dim=1)
+    weight = F.normalize(prototypes + view.class_means, dim=1)
+    return Head("embeddings", weight, torch.zeros(view.classes, device=weight.device))
 
 
-def fit_classifier(
-    inference: Inference,
-    visible: ImageSet,
-    classes: int,
-    options: EvaluationOptions,
-    generator: torch.Generator,
-) -> Head:
+def fit_classifier(view: View) -> Head:
     """The classifier that was trained with the network; nothing is fitted."""
-    network = inference.network
+    network = view.inference.network
     if not isinstance(network, ClassifierNetwork):
         raise TypeError("the head 'classifier' needs a network with a classifier")
-    weight, bias = network.classifier.weight, network.classifier.bias
-    return Head("features", weight[:classes].detach().clone(), bias[:classes].detach().clone())
+    weight = network.classifier.weight[: view.classes].detach().clone()
+    bias = network.classifier.bias[: view.classes].detach().clone()
+    return Head("features", weight, bias)
 
 
-def _class_means(
-    inference: Inference,
-    visible: ImageSet,
-    classes: int,
-    options: EvaluationOptions,
-    generator: torch.Generator,
-) -> Tensor:
-    """Unit-norm mean embedding of every class over augmented passes, (C, D)."""
-    embeddings = inference(visible.images, generator).embeddings
-    for _ in range(options.mean_passes - 1):
-        embeddings = embeddings + inference(visible.images, generator).embeddings
-    total = embeddings.new_zeros(classes, embeddings.shape[1])
-    return F.normalize(total.index_add(0, visible.labels, embeddings), dim=1)
-
-
-HEADS: dict[str, Fit] = {
+HEADS: dict[str, Callable[[View], Head]] = {
     "linear": fit_linear,
+    "linear_paper": fit_linear_paper,
     "means": fit_means,
     "prototype": fit_prototype,
     "classifier": fit_classifier,
 }
+
+
+def heads_for(own: tuple[str, ...], options: EvaluationOptions) -> tuple[str, ...]:
+    """A method's heads, and the second probe where its learning rate is given."""
+    if options.paper_probe_learning_rate is None:
+        return own
+    place = own.index("linear") + 1
+    return (*own[:place], "linear_paper", *own[place:])

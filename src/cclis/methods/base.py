@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -68,16 +68,20 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
         heads: Names of the classifiers this method is judged by.
         old: Classes of past tasks: 0..old-1.
         seen: Classes of past tasks and the current one: 0..seen-1.
+        old_classes: `old` as a tensor, which losses use so that compiled they serve every task.
+        seen_classes: `seen` likewise.
         passes: How often `keep` asks for embeddings.
     """
 
-    heads: ClassVar[tuple[str, ...]]
+    heads: tuple[str, ...]
     passes: int = 0
 
     def __init__(self, config: ConfigT, network: NetworkT):
         self.config = config
         self.network = network
         self.old = self.seen = 0
+        self.old_classes = network.mean.new_zeros((), dtype=torch.int64)
+        self.seen_classes = network.mean.new_zeros((), dtype=torch.int64)
 
     @staticmethod
     @abstractmethod
@@ -88,7 +92,13 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
 
     def begin_task(self, new_classes: int) -> None:
         """A task with that many classes never seen before is about to be learned."""
-        self.old, self.seen = self.seen, self.seen + new_classes
+        self.count(self.seen, self.seen + new_classes)
+
+    def count(self, old: int, seen: int) -> None:
+        """Set how many classes are old and how many have been seen."""
+        self.old, self.seen = old, seen
+        self.old_classes.fill_(old)
+        self.seen_classes.fill_(seen)
 
     def before_step(self) -> None:
         """Called before every step of training."""

@@ -13,6 +13,9 @@ from cclis.methods.base import Batch, Kept, Method, ParameterGroup
 from cclis.nn.network import PrototypeNetwork
 from cclis.sampling import log_scores, normalise, select
 
+NEVER = -1e4
+"""A cosine so low that its softmax is exactly zero; infinity times zero would not be."""
+
 
 class CCLIS(Method[CCLISConfig, PrototypeNetwork]):
     """Importance-sampled replay with prototype-instance relation distillation."""
@@ -34,8 +37,13 @@ class CCLIS(Method[CCLISConfig, PrototypeNetwork]):
     def begin_task(self, new_classes: int) -> None:
         """From the second task on, the model so far becomes the teacher."""
         super().begin_task(new_classes)
-        if self.config.distillation and self.old:
+        if not self.config.distillation or not self.old:
+            return
+        if self.teacher is None or self.teacher.classes != self.network.classes:
             self.teacher = self.frozen_copy()
+        else:
+            # In place, so that what was compiled with this teacher serves for the next task.
+            self.teacher.load_state_dict(self.network.state_dict())
 
     def before_step(self) -> None:
         """Prototypes stay on the unit sphere."""
@@ -43,22 +51,22 @@ class CCLIS(Method[CCLISConfig, PrototypeNetwork]):
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Sample-NCE (Eqs. 9-10) and λ times PRD over the old classes (Eq. 14)."""
-        similarity = self.network.similarity(batch.images, self.seen)
+        similarity = self.network.similarity(batch.images)
         terms = {
             "contrast": sample_nce(
                 similarity,
                 batch.labels,
                 temperature=self.config.temperature,
                 proposal=batch.proposal if self.config.importance_sampling else None,
-                old_classes=self.old,
+                old_classes=self.old_classes,
             )
         }
         if self.teacher is not None:
             with torch.no_grad():
-                target = self.teacher.similarity(batch.images, self.old)
+                target = self.teacher.similarity(batch.images)
             terms["distill"] = self.config.distill_weight * prd(
-                similarity[: self.old],
-                target,
+                self._old_only(similarity),
+                self._old_only(target),
                 student_temperature=self.config.student_temperature,
                 teacher_temperature=self.config.teacher_temperature,
             )
@@ -79,6 +87,11 @@ class CCLIS(Method[CCLISConfig, PrototypeNetwork]):
         proposal = normalise(scores, labels)
         indices = select(proposal, labels, capacity, generator=generator)
         return Kept(indices, proposal[indices])
+
+    def _old_only(self, similarity: Tensor) -> Tensor:
+        """Similarities (C, B) in which other classes than the old ones have no share."""
+        classes = torch.arange(len(similarity), device=similarity.device)[:, None]
+        return similarity.masked_fill(classes >= self.old_classes, NEVER)
 
     def _score(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         prototypes = nn.functional.normalize(self.network.prototypes[: self.seen].detach(), dim=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -24,5 +25,7 @@ class Finetune(Method[FinetuneConfig, ClassifierNetwork]):
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Cross-entropy."""
-        logits = self.network.logits(batch.images, self.seen)
+        logits = self.network.logits(batch.images)
+        classes = torch.arange(logits.shape[1], device=logits.device)
+        logits = logits.masked_fill(classes >= self.seen_classes, -torch.inf)
         return {"cross_entropy": F.cross_entropy(logits, batch.labels)}

@@ -130,11 +130,11 @@ class PrototypeNetwork(Network):
         projected: Tensor = self.projection(features)
         return F.normalize(projected.float(), dim=1)
 
-    def similarity(self, images: Tensor, classes: int) -> Tensor:
-        """Cosines of the first `classes` prototypes with images (B, C, H, W): (classes, B)."""
+    def similarity(self, images: Tensor) -> Tensor:
+        """Cosines of all prototypes with images (B, C, H, W): (classes, B)."""
         embeddings = self.project(self.features(images))
         with torch.autocast(embeddings.device.type, enabled=False):
-            return self.prototypes[:classes] @ embeddings.T
+            return self.prototypes @ embeddings.T
 
     @torch.no_grad()
     def normalise_prototypes(self) -> None:
@@ -166,12 +166,12 @@ class ClassifierNetwork(Network):
         """Features (B, F) to the unit sphere."""
         return F.normalize(features.float(), dim=1)
 
-    def logits(self, images: Tensor, classes: int) -> Tensor:
-        """Logits of the first `classes` classes for images (B, C, H, W): (B, classes)."""
+    def logits(self, images: Tensor) -> Tensor:
+        """Logits of all classes for images (B, C, H, W): (B, classes)."""
         features = self.features(images)
         with torch.autocast(features.device.type, enabled=False):
-            weight, bias = self.classifier.weight[:classes], self.classifier.bias[:classes]
-            return F.linear(features.float(), weight, bias)
+            logits: Tensor = self.classifier(features.float())
+            return logits
 
     @property
     def classes(self) -> int:

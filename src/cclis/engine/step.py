@@ -1,0 +1,111 @@
+"""One step of training: augment, losses, gradients, update. The same code on a CPU and a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+from torch.optim import Optimizer
+
+from cclis.config import Config
+from cclis.data.augment import apply, parameters
+from cclis.methods import Batch, Method
+
+WARMUP = 3
+"""Steps run one kernel at a time before the next is recorded: libraries choose kernels in them."""
+
+
+class Step:
+    """Runs steps; on a GPU it compiles the losses and replays the whole step as a CUDA graph.
+
+    A recording holds for one task: everything it reads and writes (weights, momentum, learning
+    rates, batch statistics, inputs) keeps its place in memory, and shapes do not change. The steps
+    before the recording are ordinary steps of training, so nothing is run twice.
+
+    Args:
+        method: Whose losses to minimise.
+        optimizer: What updates the weights; on a GPU its learning rates are tensors.
+        fabric: Where, and in which precision.
+        config: What is drawn for augmentation, and whether to compile.
+    """
+
+    def __init__(
+        self, method: Method[Any, Any], optimizer: Optimizer, fabric: Fabric, config: Config
+    ):
+        self._method, self._optimizer, self._fabric, self._config = (
+            method,
+            optimizer,
+            fabric,
+            config,
+        )
+        self._graphed = fabric.device.type == "cuda" and config.compile is not False
+        compiled = self._graphed if config.compile is None else config.compile
+        self._losses = torch.compile(self._terms, dynamic=False) if compiled else self._terms
+        self.begin_task()
+
+    def begin_task(self) -> None:
+        """Forget what was recorded: the next task may compute something else."""
+        self._steps = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._inputs: tuple[Tensor, ...] = ()
+        self._recorded: dict[str, Tensor] = {}
+
+    def __call__(
+        self, images: Tensor, labels: Tensor, proposal: Tensor, chances: Tensor
+    ) -> dict[str, Tensor]:
+        """Take a step; returns the terms of the loss, valid until the next one.
+
+        Args:
+            images: uint8, (B, H, W, C).
+            labels: int64, (B,).
+            proposal: g_k of replayed samples, 1 for the others, (B,).
+            chances: Random numbers for the augmentation, (CHANCES, B).
+        """
+        inputs = (images, labels, proposal, chances)
+        if not self._graphed:
+            return self._run(*inputs)
+        self._steps += 1
+        if self._steps <= WARMUP:
+            return self._run_aside(inputs)
+        if self._graph is None:
+            self._record(inputs)
+        for place, value in zip(self._inputs, inputs, strict=True):
+            place.copy_(value)
+        assert self._graph is not None
+        self._graph.replay()
+        return self._recorded
+
+    def _run(self, *inputs: Tensor) -> dict[str, Tensor]:
+        self._method.before_step()
+        self._optimizer.zero_grad(set_to_none=True)
+        with self._fabric.autocast():
+            losses: dict[str, Tensor] = self._losses(*inputs)
+        self._fabric.backward(torch.stack(list(losses.values())).sum())
+        self._optimizer.step()
+        return {name: value.detach() for name, value in losses.items()}
+
+    def _terms(
+        self, images: Tensor, labels: Tensor, proposal: Tensor, chances: Tensor
+    ) -> dict[str, Tensor]:
+        height, width = images.shape[1:3]
+        drawn = parameters(self._config, chances, height, width)
+        batch = Batch(apply(images, drawn, self._config), labels, proposal)
+        return self._method.losses(batch)
+
+    def _run_aside(self, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
+        # A recording is made on a stream of its own, and so must be what warms up for it.
+        current = torch.cuda.current_stream()
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(current)
+        with torch.cuda.stream(aside):
+            losses = self._run(*inputs)
+        current.wait_stream(aside)
+        return losses
+
+    def _record(self, inputs: tuple[Tensor, ...]) -> None:
+        self._inputs = tuple(value.clone() for value in inputs)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._recorded = self._run(*self._inputs)
