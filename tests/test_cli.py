@@ -58,6 +58,8 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["train", "--config", "gone.yaml"], "there is no file gone.yaml"),
         (["train", "--config", "seq-cifar10/cclis-20"], "unknown recipe"),
         (["train", "--config"], "expected one argument"),
+        (["train", "--batch_size", "1"], "batch_size must be at least 2"),
+        (["train", "--image_size", "9"], "image_size is for image-folder alone"),
         (["evaluate", "gone"], "not a run directory"),
         (["evaluate"], "required"),
         (["data", "cifar"], "unknown dataset 'cifar'"),
@@ -76,6 +78,8 @@ def test_bad_input_gets_a_sentence(arguments, part, capsys, monkeypatch) -> None
 def test_bad_config_files_get_a_sentence(capsys) -> None:
     Path("typo.yaml").write_text("epohcs: 3\n")
     assert "Did you mean epochs?" in refused(capsys, "train", "--config", "typo.yaml")
+    Path("type.yaml").write_text("memory: [1]\n")
+    assert "--memory: Expected int" in refused(capsys, "train", "--config", "type.yaml")
     Path("list.yaml").write_text("- 3\n")
     assert "'name: value'" in refused(capsys, "train", "--config", "list.yaml")
     Path("bytes.yaml").write_bytes(b"\xff\xfe\x00")
@@ -175,7 +179,8 @@ def test_finetune_takes_its_own_settings(capsys) -> None:
     Path("own.yaml").write_text("temperature: 3\n")
     error = refused(capsys, "train", "--method", "finetune", "--config", "own.yaml")
     assert "does not accept option 'temperature'" in error
-    assert "temperature" in refused(capsys, "train", "--method=finetune", "--temperature=1")
+    error = refused(capsys, "train", "--method=finetune", "--temperature=1")
+    assert "--temperature=1, a setting of cclis alone" in error
 
 
 def print_config(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
@@ -223,6 +228,9 @@ def test_evaluate_repeats_the_numbers_and_takes_other_settings(capsys) -> None:
     assert "exists already" in refused(capsys, "evaluate", "run", "--output", "same.json")
     assert "probe_epochs must be at least 1" in refused(
         capsys, "evaluate", "run", "--probe_epochs", "0"
+    )
+    assert "there is no folder gone" in refused(
+        capsys, "evaluate", "run", "--output", "gone/x.json"
     )
     Path("run/checkpoints/task-0.safetensors").write_bytes(b"damaged")
     assert "task-0.safetensors" in refused(capsys, "evaluate", "run")

@@ -75,7 +75,7 @@ def test_the_recipe_for_a_row_is_the_nearest_in_memory() -> None:
         ({"memory": -1}, "memory must be 0 or more, not -1"),
         ({"seed": -3}, "seed must be 0 or more"),
         ({"epochs": 0}, "epochs must be at least 1"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"batch_size": 1}, "batch_size must be at least 2"),
         ({"learning_rate": 0.0}, "learning_rate must be greater than 0"),
         ({"learning_rate": float("nan")}, "learning_rate must be greater than 0"),
         ({"temperature": float("inf")}, "temperature must be greater than 0"),

@@ -56,9 +56,9 @@ def test_an_interruption_leaves_the_old_file_and_nothing_else(tmp_path, error):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_rename_that_fails_leaves_nothing(tmp_path):
+def test_a_folder_in_the_way_stays_and_nothing_is_left(tmp_path):
     (tmp_path / "folder").mkdir()
-    with pytest.raises(OSError, match="directory"):
+    with pytest.raises(InputError, match="it is a folder"):
         write_atomically(tmp_path / "folder", b"x")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 

@@ -208,3 +208,24 @@ def test_a_checkpoint_of_a_run_is_no_learner(tmp_path, learner: ContinualLearner
     write_tensors(tmp_path / "run", {"x": torch.ones(1)}, {"config": {}})
     with pytest.raises(InputError, match="not a saved learner"):
         ContinualLearner.load(tmp_path / "run")
+
+
+def test_every_method_has_a_memory_of_its_own_by_default() -> None:
+    assert ContinualLearner().config.memory == 200
+    assert ContinualLearner("finetune").config.memory == 0
+
+
+def test_settings_of_a_run_are_refused() -> None:
+    with pytest.raises(InputError, match="limit is a setting of `cclis train`"):
+        ContinualLearner(limit=3)
+
+
+def test_numbers_and_labels_may_come_from_numpy_and_pandas(tmp_path) -> None:
+    images, labels, test, _ = digits(0)
+    names = np.array(["zero", "one"])[labels].astype(object)
+    settings = {**QUICK, "learning_rate": np.float32(0.1), "epochs": np.int64(1)}
+    learner = ContinualLearner(memory=np.int64(20), **settings).learn(images, names)
+    learner.save(tmp_path / "model")
+    assert set(ContinualLearner.load(tmp_path / "model").predict(test)) <= {"zero", "one"}
+    with pytest.raises(InputError, match="it is a folder"):
+        learner.save(tmp_path)

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 from rich.console import Console
@@ -19,6 +19,7 @@ from cclis.config import (
     CONFIGS,
     AugmentationOptions,
     CCLISOptions,
+    Config,
     EvaluationOptions,
     NetworkOptions,
     RunOptions,
@@ -53,8 +54,12 @@ class Parser(ArgumentParser):
         unknown_flag = re.search(r"unrecognized arguments: --(\w+)|option '(\w+)'", message)
         if unknown_flag is not None:
             name = unknown_flag[1] or unknown_flag[2]
-            near = difflib.get_close_matches(name, [f.name for f in _all_fields()], n=1)
-            message += f". Did you mean {near[0]}?" if near else ""
+            methods = [m for m, kind in CONFIGS.items() if name in _names(kind)]
+            near = difflib.get_close_matches(name, set().union(*map(_names, CONFIGS.values())), n=1)
+            if methods:
+                message += f", a setting of {' and '.join(methods)} alone"
+            elif near:
+                message += f". Did you mean {near[0]}?"
         raise InputError(message) from None
 
 
@@ -125,10 +130,11 @@ def _train_parser(arguments: list[str]) -> ArgumentParser:
         if issubclass(kind, group):
             parser.add_class_arguments(group)
     parser.set_defaults({field.name: field.default for field in dataclasses.fields(kind)})
-    benchmark = str(asked.get("benchmark", StreamOptions.benchmark))
-    recipe = recipe_for(benchmark, str(asked.get("method", RunOptions.method)), asked.get("memory"))
-    if recipe is not None and file is None:
-        parser.set_defaults(read_yaml(recipe_path(recipe)))
+    if file is None:
+        benchmark = asked.get("benchmark", StreamOptions.benchmark)
+        recipe = recipe_for(benchmark, asked.get("method", RunOptions.method), asked.get("memory"))
+        if recipe is not None:
+            parser.set_defaults(read_yaml(recipe_path(recipe)))
     return parser
 
 
@@ -157,7 +163,7 @@ def _evaluate_parser() -> ArgumentParser:
     parser = Parser(description="Evaluate the checkpoints of a run again.")
     parser.add_argument("run", help="run directory")
     parser.add_argument("--data", type=str | None, help="where the datasets lie now")
-    parser.add_argument("--device", type=str | None, help="where to compute: auto, cpu, cuda, mps")
+    parser.add_argument("--device", type=str | None, help="where to compute: auto, cpu, cuda")
     parser.add_argument("--output", type=str | None, help="write the numbers to this JSON file")
     for field in dataclasses.fields(EvaluationOptions):
         kind = type(field.default)
@@ -174,6 +180,8 @@ def _evaluate(options: Namespace) -> None:
     output = Path(options.output) if options.output else None
     if output is not None and output.exists():
         raise InputError(f"{output} exists already; choose another --output or remove it")
+    if output is not None and not output.parent.is_dir():
+        raise InputError(f"there is no folder {output.parent} to write {output.name} into")
     run = Run.open(options.run)
     given = {f.name: options[f.name] for f in dataclasses.fields(EvaluationOptions)}
     changed = {name: value for name, value in given.items() if value is not None}
@@ -261,8 +269,8 @@ def _recipe_file(name: str) -> str:
     return str(recipe_path(name))
 
 
-def _all_fields() -> list[dataclasses.Field[Any]]:
-    return [field for kind in CONFIGS.values() for field in dataclasses.fields(kind)]
+def _names(kind: type[Config]) -> set[str]:
+    return {field.name for field in dataclasses.fields(kind)}
 
 
 def entry() -> None:

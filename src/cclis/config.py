@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 import types
 from dataclasses import dataclass
 from importlib import resources
@@ -69,7 +70,7 @@ class RunOptions(Options):
     output: str | None = None
     """Run folder, new or empty [default: a new one under runs/]."""
     device: str = "auto"
-    """Where to compute: auto, cpu, cuda, mps."""
+    """Where to compute: auto, cpu, cuda."""
     precision: Precision = "auto"
     """Arithmetic of the network; auto is bf16 on a GPU, fp32 elsewhere. Losses are in 32 bits."""
     compile: bool | None = None
@@ -161,7 +162,7 @@ class Config(
 
     def to_dict(self) -> dict[str, Any]:
         """Every field by name, ready for YAML or JSON."""
-        return dataclasses.asdict(self)
+        return {name: _plain(value) for name, value in dataclasses.asdict(self).items()}
 
 
 @dataclass(frozen=True)
@@ -181,9 +182,9 @@ class CCLISOptions(Options):
     score_passes: int = 5
     """Augmented passes over which a sample's score is averaged."""
     importance_sampling: bool = True
-    """Weigh replayed samples by their proposal (Eq. 10); false weighs all alike."""
+    """Weigh samples that the proposal selected by it (Eq. 10); false weighs all alike."""
     selection: Selection = "proposal"
-    """Odds of being kept: the proposal (Eq. 12), or equal."""
+    """Odds of being kept: the proposal (Eq. 12), or equal, and then none is weighted."""
     distillation: bool = True
     """Distil the previous model's prototype-instance relations (Eq. 14)."""
 
@@ -210,10 +211,13 @@ class FinetuneConfig(Config):
             raise InputError(f"finetune keeps no samples: memory must be 0, not {self.memory}")
 
 
+NUMBERS = {int: numbers.Integral, float: numbers.Real}
+"""What counts as a number, numpy's included."""
+
 CONFIGS: dict[str, type[Config]] = {"cclis": CCLISConfig, "finetune": FinetuneConfig}
 
 _AT_LEAST_ONE = {
-    "epochs", "first_epochs", "batch_size", "width", "embedding", "image_size", "tasks",
+    "epochs", "first_epochs", "width", "embedding", "image_size", "tasks",
     "limit",
     "probe_epochs", "probe_batch_size", "mean_passes", "score_passes",
 }  # fmt: skip
@@ -234,16 +238,18 @@ def _check(name: str, value: Any, hint: Any) -> None:
         if get_origin(hint) is Literal:
             raise unknown(name, str(value), get_args(hint))
         raise InputError(f"{name} must be {_in_words(hint)}, not {value!r}")
-    if not isinstance(value, int | float) or isinstance(value, bool):
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
         return
+    number = float(value)
     for names, holds, rule in (
-        (_AT_LEAST_ONE, value >= 1, "at least 1"),
-        (_NOT_NEGATIVE, value >= 0, "0 or more"),
-        (_POSITIVE, value > 0, "greater than 0"),
-        (_SHARE, 0 <= value <= 1, "between 0 and 1"),
-        ({"jitter_strength"}, 0 <= value <= _STRONGEST_JITTER, "between 0 and 2.5"),
+        (_AT_LEAST_ONE, number >= 1, "at least 1"),
+        (_NOT_NEGATIVE, number >= 0, "0 or more"),
+        (_POSITIVE, number > 0, "greater than 0"),
+        (_SHARE, 0 <= number <= 1, "between 0 and 1"),
+        ({"batch_size"}, number >= 2, "at least 2, for batch normalisation"),
+        ({"jitter_strength"}, 0 <= number <= _STRONGEST_JITTER, "between 0 and 2.5"),
     ):
-        if name in names and not (math.isfinite(value) and holds):
+        if name in names and not (math.isfinite(number) and holds):
             raise InputError(f"{name} must be {rule}, not {value}")
 
 
@@ -254,7 +260,12 @@ def _fits(value: Any, kind: Any) -> bool:
         return isinstance(value, list) and all(_fits(item, get_args(kind)[0]) for item in value)
     if isinstance(value, bool):
         return kind is bool
-    return isinstance(value, int | float if kind is float else kind)
+    return isinstance(value, NUMBERS.get(kind, kind))
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy's as Python's own."""
+    return value.item() if hasattr(value, "item") else value
 
 
 def _is_union(hint: Any) -> bool:

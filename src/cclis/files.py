@@ -20,7 +20,12 @@ def appearing(path: Path) -> Iterator[BinaryIO]:
     The temporary file lies beside the target, because a rename is atomic only within one file
     system.
     """
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    if path.is_dir():
+        raise InputError(f"cannot write {path}: it is a folder")
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}") from None
     try:
         with os.fdopen(handle, "wb") as file:
             yield file

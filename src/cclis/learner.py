@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from cclis.config import make_config
+from cclis.config import StreamOptions, make_config
 from cclis.data.images import ImageSet, as_uint8_images
 from cclis.engine.trainer import Trainer
 from cclis.errors import InputError, unknown
@@ -21,6 +22,8 @@ from cclis.progress import QUIET, Progress
 
 COSINE_TEMPERATURE = 0.1
 """Cosines are divided by this before they become probabilities."""
+OF_A_RUN = {field.name for field in dataclasses.fields(StreamOptions)} | {"output"}
+"""Settings that say what a run learns and where it is kept; a learner is told by `learn`."""
 ROOM = 64
 """Classes a new learner has room for; more are made room for as they come."""
 
@@ -30,7 +33,7 @@ class ContinualLearner:
 
     Args:
         method: How to learn; `cclis benchmarks` lists the methods.
-        memory: How many samples of past tasks may be kept.
+        memory: How many samples of past tasks may be kept; 200 by default, where any are kept.
         encoder: Your own encoder, a module that turns images (B, C, H, W) into features (B, D),
             instead of one that the setting `encoder` names; it is copied.
         head: The classifier to predict with; the method's last by default.
@@ -41,7 +44,7 @@ class ContinualLearner:
     def __init__(
         self,
         method: str = "cclis",
-        memory: int = 200,
+        memory: int | None = None,
         *,
         encoder: nn.Module | str | None = None,
         head: str | None = None,
@@ -52,7 +55,12 @@ class ContinualLearner:
             settings["encoder"] = encoder
         elif encoder is not None and not isinstance(encoder, nn.Module):
             raise InputError(f"encoder must be a module or a name, not {type(encoder).__name__}")
-        self.config = make_config(method, {**settings, "memory": memory})
+        for name in settings:
+            if name in OF_A_RUN:
+                raise InputError(f"{name} is a setting of `cclis train`, not of a learner")
+        if memory is not None:
+            settings["memory"] = memory
+        self.config = make_config(method, settings)
         heads = heads_for(METHODS[method].heads, self.config)
         self._head_name = head or heads[-1]
         if self._head_name not in heads:
@@ -78,7 +86,7 @@ class ContinualLearner:
         pixels = as_uint8_images(images)
         names = _labels(labels, len(pixels))
         new = sorted(set(names))
-        again = [name for name in new if name in set(self._classes)]
+        again = sorted(set(new) & set(self._classes))
         if again:
             raise InputError(f"class {again[0]!r} was learned before; a task brings new classes")
         if self._classes and type(new[0]) is not type(self._classes[0]):
@@ -149,7 +157,7 @@ class ContinualLearner:
             raise InputError(f"{path} is not a saved learner")
         if description["own_encoder"] and encoder is None:
             raise InputError(f"{path} was learned with your own encoder; pass it as encoder=")
-        settings = dict(description["config"])
+        settings = {k: v for k, v in description["config"].items() if k not in OF_A_RUN}
         settings["device"] = device or settings["device"]
         named = settings.pop("encoder")
         learner = cls(
@@ -188,6 +196,8 @@ class ContinualLearner:
 
 def _labels(labels: Any, count: int) -> list[Any]:
     array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    if array.dtype == object and all(isinstance(name, str) for name in array.flat):
+        array = array.astype(str)
     if array.shape != (count,):
         raise InputError(f"{count} images need as many labels, not an array of {array.shape}")
     if array.dtype.kind not in "iuU":

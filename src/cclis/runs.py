@@ -81,8 +81,12 @@ class Run:
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Append a line to metrics.jsonl."""
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        path = self.path / "metrics.jsonl"
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror}") from None
 
     def save_checkpoint(self, task: int, state: tuple[dict[str, Any], dict[str, Any]]) -> None:
         """Keep the model and its memory after a task."""

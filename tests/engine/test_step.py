@@ -20,7 +20,14 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 
 
 def test_a_step_is_what_plain_torch_does() -> None:
-    settings = {**QUICK, "epochs": 1, "batch_size": 24, "momentum": 0.8, "weight_decay": 0.01}
+    settings = {
+        **QUICK,
+        "device": "cpu",
+        "epochs": 1,
+        "batch_size": 24,
+        "momentum": 0.8,
+        "weight_decay": 0.01,
+    }
     config = make_config("cclis", {**settings, "learning_rate": 0.3, "temperature": 0.2})
     task = load_benchmark("split-digits", limit=12)[0].train
     trainer = Trainer(config, task.shape, 2)
@@ -62,7 +69,7 @@ def after_tasks(tasks: int = 2, **settings: Any) -> tuple[dict[str, Tensor], lis
             "precision": "fp32",
             "encoder": "resnet18",
             "width": 16,
-            "epochs": 4,
+            "epochs": 2,
             "batch_size": 64,
             "memory": 20,
             "learning_rate": 0.05,
@@ -80,13 +87,13 @@ def after_tasks(tasks: int = 2, **settings: Any) -> tuple[dict[str, Tensor], lis
 def test_the_recorded_step_learns_what_the_plain_one_does() -> None:
     plain, plain_losses = after_tasks(compile=False)
     fast, fast_losses = after_tasks(compile=True)
-    # 16 steps a task, 13 of them replayed: losses, weights, momentum and batch statistics agree.
-    assert fast_losses == pytest.approx(plain_losses, rel=2e-3)
+    # 8 steps a task, 5 of them replayed: losses, weights, momentum and batch statistics agree.
+    assert fast_losses == pytest.approx(plain_losses, rel=1e-3)
     assert plain.keys() == fast.keys()
     for name, value in plain.items():
         if name.startswith(("network", "momentum")) and value.is_floating_point():
             error = (fast[name] - value).norm() / value.norm().clamp_min(1e-6)
-            assert float(error) < 0.05, name
+            assert float(error) < 0.02, name
         elif "num_batches_tracked" in name:
             assert torch.equal(fast[name], value), name
 

@@ -257,3 +257,32 @@ def test_memory_zero_still_learns() -> None:
     learn(trainer, range(2))
     assert len(trainer.memory) == 0
     assert trainer.method.seen == 4
+
+
+def interrupt(record: dict[str, Any]) -> None:
+    raise InterruptedError
+
+
+@pytest.mark.parametrize("room", [4, 2])
+def test_an_interrupted_task_leaves_everything_as_it_was(room: int) -> None:
+    straight, interrupted = make(classes=room), make(classes=room)
+    for trainer in (straight, interrupted):
+        learn(trainer, range(1))
+    task = load_benchmark("split-digits")[1].train
+    tensors, description = interrupted.state()
+    before = {name: value.clone() for name, value in tensors.items()}
+    with pytest.raises(InterruptedError):
+        interrupted.learn(task, 2, interrupt)
+    after, described = interrupted.state()
+    assert description == described
+    assert same(before, after)
+    for trainer in (straight, interrupted):
+        trainer.learn(task, 2)
+    assert same(weights(straight), weights(interrupted))
+
+
+def test_the_first_task_can_be_tried_again_after_it_diverged() -> None:
+    trainer = make(learning_rate=1e30, momentum=0.0, warmup_epochs=0)
+    for _ in range(2):
+        with pytest.raises(InputError, match="the loss became nan"):
+            learn(trainer, range(1))

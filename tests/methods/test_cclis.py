@@ -98,6 +98,8 @@ def test_importance_sampling_can_be_switched_off() -> None:
     even = second_task(importance_sampling=False).losses(batch([0, 1, 1, 2, 3]))["contrast"]
     assert not torch.isclose(weighted, plain)
     assert torch.equal(plain, even)
+    random = second_task(selection="random").losses(batch([0, 1, 1, 2, 3], g))["contrast"]
+    assert torch.equal(random, plain)
 
 
 def test_prototypes_are_renormalised_before_every_step() -> None:

@@ -201,6 +201,8 @@ def load_benchmark(
     spec = BENCHMARKS[name]
     if root is None and spec.sizes is None:
         raise InputError(f"{name} needs --data: {spec.about}")
+    if image_size is not None and name != "image-folder":
+        raise InputError(f"image_size is for image-folder alone, not for {name}")
     options = StreamOptions(
         tasks=tasks, class_order=class_order, image_size=image_size, limit=limit
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import platform
-import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,18 +18,12 @@ from cclis.errors import InputError
 
 def make_fabric(options: RunOptions) -> Fabric:
     """The device and precision that `options` name."""
-    available = {
-        "auto": True,
-        "cpu": True,
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-    }
-    if options.device not in available:
-        raise InputError(f"device must be one of {', '.join(available)}, not '{options.device}'")
-    if not available[options.device]:
-        raise InputError(f"this machine has no {options.device} device; use --device cpu or auto")
-    fabric = Fabric(accelerator=options.device, devices=1)
-    on_gpu = fabric.device.type == "cuda"
+    gpu = torch.cuda.is_available()
+    if options.device not in ("auto", "cpu", "cuda"):
+        raise InputError(f"device must be one of auto, cpu, cuda, not '{options.device}'")
+    if options.device == "cuda" and not gpu:
+        raise InputError("this machine has no cuda device; use --device cpu or auto")
+    on_gpu = gpu and options.device != "cpu"
     precision = options.precision
     if precision == "auto":
         precision = "bf16" if on_gpu else "fp32"
@@ -39,9 +32,11 @@ def make_fabric(options: RunOptions) -> Fabric:
         torch.backends.cudnn.benchmark = True
         torch.backends.cudnn.allow_tf32 = precision != "fp32"
         torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
-    if precision == "bf16":
-        fabric = Fabric(accelerator=options.device, devices=1, precision="bf16-mixed")
-    return fabric
+    return Fabric(
+        accelerator="cuda" if on_gpu else "cpu",
+        devices=1,
+        precision="bf16-mixed" if precision == "bf16" else "32-true",
+    )
 
 
 def seed_for(seed: int, *purpose: str | int) -> int:
@@ -83,5 +78,9 @@ def peak_memory(device: torch.device) -> int:
     """Most bytes in use so far: of the GPU where there is one, of the process otherwise."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return 0
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

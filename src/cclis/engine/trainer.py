@@ -87,8 +87,22 @@ class Trainer:
         new_classes: int,
         on_epoch: Callable[[Record], None] = lambda record: None,
     ) -> Learned:
-        """Learn a task whose classes are the next `new_classes` in order of arrival."""
+        """Learn a task whose classes are the next `new_classes` in order of arrival.
+
+        If it fails or is interrupted, everything is as it was before.
+        """
         self._check(task, new_classes)
+        tensors, description = self.state()
+        before = {name: tensor.clone() for name, tensor in tensors.items()}
+        try:
+            return self._learn(task, new_classes, on_epoch)
+        except BaseException:
+            self.restore(before, description)
+            raise
+
+    def _learn(
+        self, task: ImageSet, new_classes: int, on_epoch: Callable[[Record], None]
+    ) -> Learned:
         started = time.perf_counter()
         task = task.to(self.fabric.device)
         if not self.task_sizes:
@@ -186,11 +200,15 @@ class Trainer:
         self.memory.replace(visible[kept.indices], kept.proposal)
 
     def _make_room(self, classes: int) -> None:
+        room = self.method.network.classes
+        if classes > room:
+            self._give_room(max(classes, 2 * room))
+
+    def _give_room(self, classes: int) -> None:
         network = self.method.network
-        if classes <= network.classes:
+        if classes == network.classes:
             return
-        room = max(classes, 2 * network.classes)
-        replaced = network.widen(room, generator("cpu", self.config.seed, "widen", classes))
+        replaced = network.widen(classes, generator("cpu", self.config.seed, "widen", classes))
         for group in self._optimizer.param_groups:
             for place, old in enumerate(group["params"]):
                 if old in replaced:
@@ -201,7 +219,8 @@ class Trainer:
         momentum = self._optimizer.state.pop(old, {}).get("momentum_buffer")
         if momentum is not None:
             grown = torch.zeros_like(new)
-            grown[: len(momentum)] = momentum
+            kept = min(len(momentum), len(grown))
+            grown[:kept] = momentum[:kept]
             self._optimizer.state[new] = {"momentum_buffer": grown}
 
     def _check(self, task: ImageSet, new_classes: int) -> None:
@@ -240,7 +259,7 @@ class Trainer:
             "config": self.config.to_dict(),
             "image_shape": list(self.image_shape),
             "classes": self.method.network.classes,
-            "task_sizes": self.task_sizes,
+            "task_sizes": list(self.task_sizes),
         }
         return tensors, description
 
@@ -272,12 +291,14 @@ class Trainer:
     def restore(self, tensors: dict[str, Tensor], description: Record) -> None:
         """Take over the tensors of a `state` that belongs to the same settings."""
         here = {name: tensor.to(self.fabric.device) for name, tensor in tensors.items()}
+        self._give_room(description["classes"])
         try:
             self.method.network.load_state_dict(_under("network.", here))
         except RuntimeError as error:
             raise InputError(f"these weights belong to another network: {error}") from None
         self.memory.load(_under("memory.", here))
         momenta = _under("momentum.", here)
+        self._optimizer.state.clear()
         for index, parameter in enumerate(self._parameters()):
             if str(index) in momenta:
                 # Laid out in memory as the parameter is, which a fused update relies on.

@@ -26,6 +26,7 @@ class CCLIS(Method[CCLISConfig, PrototypeNetwork]):
     def __init__(self, config: CCLISConfig, network: PrototypeNetwork):
         super().__init__(config, network)
         self.passes = config.score_passes if config.selection == "proposal" else 0
+        self._weighted = config.importance_sampling and config.selection == "proposal"
 
     @staticmethod
     def make_network(
@@ -57,7 +58,7 @@ class CCLIS(Method[CCLISConfig, PrototypeNetwork]):
                 similarity,
                 batch.labels,
                 temperature=self.config.temperature,
-                proposal=batch.proposal if self.config.importance_sampling else None,
+                proposal=batch.proposal if self._weighted else None,
                 old_classes=self.old_classes,
             )
         }

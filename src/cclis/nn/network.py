@@ -66,7 +66,7 @@ class Network(nn.Module, ABC):
     """An encoder that takes images within [0, 1] and normalises them itself.
 
     What it holds per class has a fixed number of rows, so that shapes do not change as classes
-    arrive; `widen` makes room for more.
+    arrive; `widen` makes room for more, or takes back room that was not used.
     """
 
     mean: Tensor
@@ -149,9 +149,9 @@ class PrototypeNetwork(Network):
     def widen(self, classes: int, generator: torch.Generator) -> dict[nn.Parameter, nn.Parameter]:
         """Make room for `classes`; new prototypes point anywhere."""
         old = self.prototypes
-        more = torch.randn(classes - len(old), old.shape[1], generator=generator)
+        more = torch.randn(max(0, classes - len(old)), old.shape[1], generator=generator)
         more = F.normalize(more, dim=1).to(old.device)
-        self.prototypes = nn.Parameter(torch.cat([old.detach(), more]))
+        self.prototypes = nn.Parameter(torch.cat([old.detach()[:classes], more]))
         return {old: self.prototypes}
 
 
@@ -182,8 +182,8 @@ class ClassifierNetwork(Network):
         """Make room for `classes`; new classes start at zero."""
         replaced = {}
         for name, old in list(self.classifier.named_parameters()):
-            more = old.new_zeros(classes - len(old), *old.shape[1:])
-            replaced[old] = nn.Parameter(torch.cat([old.detach(), more]))
+            more = old.new_zeros(max(0, classes - len(old)), *old.shape[1:])
+            replaced[old] = nn.Parameter(torch.cat([old.detach()[:classes], more]))
             self.classifier.register_parameter(name, replaced[old])
         self.classifier.out_features = classes
         return replaced
