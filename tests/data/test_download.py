@@ -274,7 +274,7 @@ def test_an_absolute_member_is_refused(server, tmp_path, monkeypatch):
     assert not target.exists()
 
 
-@pytest.mark.parametrize("body", [b"no archive at all", tar_of()])
+@pytest.mark.parametrize("body", [b"no archive at all", tar_of()], ids=["noise", "empty tar"])
 def test_archives_without_content(server, tmp_path, monkeypatch, body):
     publish(monkeypatch, server, body)
     with pytest.raises(InputError, match=r"damaged|holds no folder"):
