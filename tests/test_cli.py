@@ -223,7 +223,9 @@ def test_evaluate_repeats_the_numbers_and_takes_other_settings(capsys) -> None:
     result = json.loads(Path("run/result.json").read_text())
     assert main(["evaluate", "run", "--output", "same.json"]) == 0
     assert json.loads(Path("same.json").read_text())["class_il"] == result["class_il"]
-    assert main(["evaluate", "run", "--probe_epochs", "1", "--output", "other.json"]) == 0
+    other = ["--probe_epochs", "1", "--paper_probe_learning_rate", "0.5"]
+    assert main(["evaluate", "run", *other, "--output", "other.json"]) == 0
+    assert "linear_paper" in json.loads(Path("other.json").read_text())["class_il"]
     assert json.loads(Path("other.json").read_text())["class_il"] != result["class_il"]
     assert "exists already" in refused(capsys, "evaluate", "run", "--output", "same.json")
     assert "probe_epochs must be at least 1" in refused(

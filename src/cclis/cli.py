@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, get_type_hints
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 from rich.console import Console
@@ -165,9 +165,8 @@ def _evaluate_parser() -> ArgumentParser:
     parser.add_argument("--data", type=str | None, help="where the datasets lie now")
     parser.add_argument("--device", type=str | None, help="where to compute: auto, cpu, cuda")
     parser.add_argument("--output", type=str | None, help="write the numbers to this JSON file")
-    for field in dataclasses.fields(EvaluationOptions):
-        kind = type(field.default)
-        parser.add_argument(f"--{field.name}", type=kind | None, help="[default: as the run had]")
+    for name, kind in get_type_hints(EvaluationOptions).items():
+        parser.add_argument(f"--{name}", type=kind | None, help="[default: as the run had]")
     return parser
 
 

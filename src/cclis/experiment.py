@@ -35,12 +35,12 @@ def train(config: Config, progress: Progress = QUIET) -> Run:
         f"{config.method} on {config.benchmark}: {len(benchmark)} tasks, {benchmark.classes} "
         f"classes, memory {config.memory}, on {device_name(trainer.fabric.device)}"
     )
-    rows, images, seconds = [], 0, 0.0
+    rows, tests, images, seconds = [], [], 0, 0.0
     for task in benchmark:
         learned = trainer.learn(task.train, len(task.classes), run.log)
         images, seconds = images + learned.images, seconds + learned.seconds
         run.save_checkpoint(task.index, trainer.state())
-        tests = [benchmark[k].test for k in range(task.index + 1)]
+        tests.append(task.test)
         row = evaluate(
             trainer.inference,
             trainer.method.heads,
@@ -103,13 +103,13 @@ def reevaluate(
     config = dataclasses.replace(run.config, data=data or run.config.data)
     benchmark = _benchmark(config, progress)
     trainer = Trainer.from_state(*run.load_checkpoint(0), device=device)
-    rows = []
+    rows, tests = [], []
     for task in benchmark:
         # Heads are fitted to what was visible during the task: the memory as it was before it.
         here = task.train.to(trainer.fabric.device)
         visible = trainer.memory.visible(here) if task.index else here
         trainer.restore(*run.load_checkpoint(task.index))
-        tests = [benchmark[k].test for k in range(task.index + 1)]
+        tests.append(task.test)
         rows.append(
             evaluate(
                 trainer.inference,

@@ -69,7 +69,7 @@ def after_tasks(tasks: int = 2, **settings: Any) -> tuple[dict[str, Tensor], lis
             "precision": "fp32",
             "encoder": "resnet18",
             "width": 16,
-            "epochs": 2,
+            "epochs": 4,
             "batch_size": 64,
             "memory": 20,
             "learning_rate": 0.05,
@@ -83,19 +83,29 @@ def after_tasks(tasks: int = 2, **settings: Any) -> tuple[dict[str, Tensor], lis
     return trainer.state()[0], losses
 
 
+def difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    """The largest relative difference among weights, momentum and batch statistics."""
+    names = [n for n in a if n.startswith(("network", "momentum")) and a[n].is_floating_point()]
+    return max(float((a[n] - b[n]).norm() / b[n].norm().clamp_min(1e-6)) for n in names)
+
+
 @needs_gpu
-def test_the_recorded_step_learns_what_the_plain_one_does() -> None:
-    plain, plain_losses = after_tasks(compile=False)
+def test_the_recorded_step_learns_what_the_plain_one_does(monkeypatch: Any) -> None:
+    # 16 steps a task, 13 of them replayed.
     fast, fast_losses = after_tasks(compile=True)
-    # 8 steps a task, 5 of them replayed: losses, weights, momentum and batch statistics agree.
-    assert fast_losses == pytest.approx(plain_losses, rel=1e-3)
-    assert plain.keys() == fast.keys()
-    for name, value in plain.items():
-        if name.startswith(("network", "momentum")) and value.is_floating_point():
-            error = (fast[name] - value).norm() / value.norm().clamp_min(1e-6)
-            assert float(error) < 0.02, name
-        elif "num_batches_tracked" in name:
-            assert torch.equal(fast[name], value), name
+    monkeypatch.setattr("cclis.engine.step.WARMUP", 10**9)
+    unrecorded, unrecorded_losses = after_tasks(compile=True)
+    plain, plain_losses = after_tasks(compile=False)
+    assert fast_losses == pytest.approx(unrecorded_losses, rel=2e-3)
+    assert fast_losses == pytest.approx(plain_losses, rel=5e-3)
+    assert difference(fast, unrecorded) < 0.1
+    assert difference(fast, plain) < 0.1
+    counted = [name for name in plain if "num_batches_tracked" in name]
+    assert counted
+    assert all(torch.equal(fast[name], plain[name]) for name in counted)
+    # What these bounds can tell apart: a learning rate that stays what it was when recorded.
+    _, other = after_tasks(compile=False, warmup_epochs=0)
+    assert other != pytest.approx(plain_losses, rel=5e-3)
 
 
 @needs_gpu

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor
-from torch.optim import Optimizer
 
 from cclis.config import Config
 from cclis.data.augment import apply, parameters
+from cclis.engine.optimizer import Optimizer
 from cclis.methods import Batch, Method
 
 WARMUP = 3
@@ -79,7 +79,7 @@ class Step:
 
     def _run(self, *inputs: Tensor) -> dict[str, Tensor]:
         self._method.before_step()
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizer.zero_grad()
         with self._fabric.autocast():
             losses: dict[str, Tensor] = self._losses(*inputs)
         self._fabric.backward(torch.stack(list(losses.values())).sum())

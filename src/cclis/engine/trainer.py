@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from cclis.data.batches import epoch, mix
 from cclis.data.images import ImageSet
 from cclis.engine.device import generator, make_fabric, seeded
 from cclis.engine.inference import Inference
+from cclis.engine.optimizer import Optimizer
 from cclis.engine.schedule import Schedule
 from cclis.engine.step import Step
 from cclis.errors import InputError
@@ -78,7 +80,8 @@ class Trainer:
         self._order = generator(self.fabric.device, config.seed, "order")
         self._augment = generator(self.fabric.device, config.seed, "augment")
         self._keep = generator("cpu", config.seed, "keep")
-        self._optimizer = self._make_optimizer()
+        groups = self.method.parameter_groups()
+        self._optimizer = Optimizer(groups, config, self.fabric.device)
         self._step = Step(self.method, self._optimizer, self.fabric, config)
 
     def learn(
@@ -127,7 +130,7 @@ class Trainer:
             for number in range(epochs):
                 totals: dict[str, Tensor] = {}
                 for chosen, replayed in epoch(len(task), len(self.memory), how, self._order):
-                    self._set_learning_rates(schedule, done)
+                    rate = self._optimizer.set_learning_rates(schedule, done)
                     for name, value in self._step(*self._batch(task, chosen, replayed)).items():
                         totals[name] = totals.get(name, torch.zeros_like(value)) + value
                     done += 1
@@ -144,7 +147,7 @@ class Trainer:
                         "epoch": number,
                         "loss": loss,
                         "losses": losses,
-                        "learning_rate": float(self._optimizer.param_groups[0]["lr"]),
+                        "learning_rate": rate,
                         "images_per_second": speed,
                     }
                 )
@@ -161,32 +164,6 @@ class Trainer:
         size = (CHANCES, len(labels))
         chances = torch.rand(size, generator=self._augment, device=self.fabric.device)
         return images, labels, proposal, chances
-
-    def _make_optimizer(self) -> torch.optim.SGD:
-        on_gpu = self.fabric.device.type == "cuda"
-        return torch.optim.SGD(
-            [
-                {
-                    "params": group.parameters,
-                    "base": group.learning_rate,
-                    "warmup_from": group.warmup_from,
-                    # A recorded step reads its learning rate from memory.
-                    "lr": torch.zeros((), device=self.fabric.device) if on_gpu else 0.0,
-                }
-                for group in self.method.parameter_groups()
-            ],
-            momentum=self.config.momentum,
-            weight_decay=self.config.weight_decay,
-            fused=on_gpu,
-        )
-
-    def _set_learning_rates(self, schedule: Schedule, step: int) -> None:
-        for group in self._optimizer.param_groups:
-            rate = group["base"] * schedule.factor(step, group["warmup_from"])
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
 
     def _refill(self, visible: ImageSet) -> None:
         title = f"task {len(self.task_sizes) + 1}  scoring"
@@ -209,19 +186,7 @@ class Trainer:
         if classes == network.classes:
             return
         replaced = network.widen(classes, generator("cpu", self.config.seed, "widen", classes))
-        for group in self._optimizer.param_groups:
-            for place, old in enumerate(group["params"]):
-                if old in replaced:
-                    group["params"][place] = new = replaced[old]
-                    self._carry_momentum(old, new)
-
-    def _carry_momentum(self, old: nn.Parameter, new: nn.Parameter) -> None:
-        momentum = self._optimizer.state.pop(old, {}).get("momentum_buffer")
-        if momentum is not None:
-            grown = torch.zeros_like(new)
-            kept = min(len(momentum), len(grown))
-            grown[:kept] = momentum[:kept]
-            self._optimizer.state[new] = {"momentum_buffer": grown}
+        self._optimizer.replace(replaced)
 
     def _check(self, task: ImageSet, new_classes: int) -> None:
         if task.shape != self.image_shape:
@@ -239,7 +204,7 @@ class Trainer:
             )
 
     def _stop_unless_finite(self, loss: float, task: int, number: int) -> None:
-        if loss - loss != 0:
+        if not math.isfinite(loss):
             raise InputError(
                 f"the loss became {loss} in epoch {number + 1} of task {task + 1}: "
                 f"try a lower learning_rate than {self.config.learning_rate:g}"
@@ -249,10 +214,7 @@ class Trainer:
         """Everything needed to go on after this task, as tensors and a description."""
         tensors = {f"network.{k}": v for k, v in self.method.network.state_dict().items()}
         tensors |= {f"memory.{name}": value for name, value in self.memory.state().items()}
-        for index, parameter in enumerate(self._parameters()):
-            momentum = self._optimizer.state.get(parameter, {}).get("momentum_buffer")
-            if momentum is not None:
-                tensors[f"momentum.{index}"] = momentum
+        tensors |= {f"momentum.{name}": value for name, value in self._optimizer.state().items()}
         for name in ("order", "augment", "keep"):
             tensors[f"generator.{name}"] = getattr(self, f"_{name}").get_state()
         description = {
@@ -297,13 +259,7 @@ class Trainer:
         except RuntimeError as error:
             raise InputError(f"these weights belong to another network: {error}") from None
         self.memory.load(_under("memory.", here))
-        momenta = _under("momentum.", here)
-        self._optimizer.state.clear()
-        for index, parameter in enumerate(self._parameters()):
-            if str(index) in momenta:
-                # Laid out in memory as the parameter is, which a fused update relies on.
-                momentum = torch.empty_like(parameter).copy_(momenta[str(index)])
-                self._optimizer.state[parameter] = {"momentum_buffer": momentum}
+        self._optimizer.load(_under("momentum.", here))
         for name in ("order", "augment", "keep"):
             stored: torch.Generator = getattr(self, f"_{name}")
             state = tensors[f"generator.{name}"]
@@ -312,9 +268,6 @@ class Trainer:
                 stored.set_state(state.cpu())
         self.task_sizes = list(description["task_sizes"])
         self.method.count(sum(self.task_sizes[:-1]), sum(self.task_sizes))
-
-    def _parameters(self) -> list[nn.Parameter]:
-        return [p for group in self._optimizer.param_groups for p in group["params"]]
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

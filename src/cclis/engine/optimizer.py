@@ -1,0 +1,90 @@
+"""SGD with momentum, one for all tasks, whose parameters may grow between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from cclis.config import TrainingOptions
+from cclis.engine.schedule import Schedule
+from cclis.methods import ParameterGroup
+
+
+class Optimizer:
+    """Updates parameters by their groups' learning rates.
+
+    Args:
+        groups: Parameters that share a learning rate.
+        options: Momentum and weight decay.
+        device: Where the parameters lie.
+    """
+
+    def __init__(
+        self, groups: Sequence[ParameterGroup], options: TrainingOptions, device: torch.device
+    ):
+        on_gpu = device.type == "cuda"
+        self._groups = tuple(groups)
+        self._sgd = torch.optim.SGD(
+            [
+                # A recorded step reads its learning rate from memory.
+                {"params": g.parameters, "lr": torch.zeros((), device=device) if on_gpu else 0.0}
+                for g in groups
+            ],
+            momentum=options.momentum,
+            weight_decay=options.weight_decay,
+            fused=on_gpu,
+        )
+
+    def set_learning_rates(self, schedule: Schedule, step: int) -> float:
+        """Set the rates of a step counted from the task's start; returns the first group's."""
+        rates = [g.learning_rate * schedule.factor(step, g.warmup_from) for g in self._groups]
+        for group, rate in zip(self._sgd.param_groups, rates, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        return rates[0]
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        self._sgd.zero_grad(set_to_none=True)
+
+    def step(self) -> None:
+        """Update the parameters by their gradients."""
+        self._sgd.step()
+
+    def replace(self, replaced: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        """Go on with parameters of more or fewer rows, and with the momentum of those that stay."""
+        for group in self._sgd.param_groups:
+            for place, old in enumerate(group["params"]):
+                if old not in replaced:
+                    continue
+                group["params"][place] = new = replaced[old]
+                momentum = self._sgd.state.pop(old, {}).get("momentum_buffer")
+                if momentum is not None:
+                    resized = torch.zeros_like(new)
+                    rows = min(len(momentum), len(resized))
+                    resized[:rows] = momentum[:rows]
+                    self._sgd.state[new] = {"momentum_buffer": resized}
+
+    def state(self) -> dict[str, Tensor]:
+        """The momentum of each parameter that has any, by its number."""
+        found = {
+            str(number): self._sgd.state.get(parameter, {}).get("momentum_buffer")
+            for number, parameter in enumerate(self._parameters())
+        }
+        return {number: momentum for number, momentum in found.items() if momentum is not None}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take back what `state` gave."""
+        self._sgd.state.clear()
+        for number, parameter in enumerate(self._parameters()):
+            if str(number) in state:
+                # Laid out in memory as the parameter is, which a fused update relies on.
+                momentum = torch.empty_like(parameter).copy_(state[str(number)])
+                self._sgd.state[parameter] = {"momentum_buffer": momentum}
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [parameter for group in self._sgd.param_groups for parameter in group["params"]]
