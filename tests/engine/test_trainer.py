@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 from typing import Any
 
@@ -286,3 +288,17 @@ def test_the_first_task_can_be_tried_again_after_it_diverged() -> None:
     for _ in range(2):
         with pytest.raises(InputError, match="the loss became nan"):
             learn(trainer, range(1))
+
+
+def test_few_channels_on_many_pixels_do_not_crash_the_cpus_convolutions() -> None:
+    code = """
+import torch
+from cclis.config import make_config
+from cclis.data.images import ImageSet
+from cclis.engine.trainer import Trainer
+config = make_config("cclis", dict(width=8, epochs=1, batch_size=8, memory=4, device="cpu"))
+images = torch.randint(0, 256, (16, 64, 64, 3), dtype=torch.uint8)
+Trainer(config, (64, 64, 3), 2).learn(ImageSet(images, torch.arange(16) % 2), 2)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -72,7 +72,9 @@ class Trainer:
             encoder = copy.deepcopy(encoder) if encoder else make_encoder(config, image_shape)
             features = feature_dimension(encoder.cpu(), image_shape)
             network = kind.make_network(config, encoder, image_shape[2], features, classes)
-        network = self.fabric.to_device(network.to(memory_format=torch.channels_last))
+        network = self.fabric.to_device(network)
+        if self.fabric.device.type == "cuda":
+            network = network.to(memory_format=torch.channels_last)
         self.method = kind(config, network)
         self.memory = Memory(config.memory)
         self.inference = Inference(network, self.fabric, config)

@@ -96,7 +96,12 @@ class Network(nn.Module, ABC):
     def features(self, images: Tensor) -> Tensor:
         """Images within [0, 1], (B, C, H, W), to features (B, F)."""
         shape = (1, -1, 1, 1)
-        features: Tensor = self.encoder((images - self.mean.view(shape)) / self.std.view(shape))
+        normalised = (images - self.mean.view(shape)) / self.std.view(shape)
+        if normalised.device.type == "cpu":
+            # A fifth slower than channels-last, which crashes torch 2.13's CPU convolutions of 8
+            # channels on more than 32 pixels (the kind of fault of pytorch issue 136348).
+            normalised = normalised.contiguous()
+        features: Tensor = self.encoder(normalised)
         return features
 
     @abstractmethod
