@@ -71,6 +71,8 @@ class RunOptions(Options):
     """Run folder, new or empty [default: a new one under runs/]."""
     device: str = "auto"
     """Where to compute: auto, cpu, cuda."""
+    threads: int | None = None
+    """CPU threads of this process [default: torch's choice]."""
     precision: Precision = "auto"
     """Arithmetic of the network; auto is bf16 on a GPU, fp32 elsewhere. Losses are in 32 bits."""
     compile: bool | None = None
@@ -218,7 +220,7 @@ CONFIGS: dict[str, type[Config]] = {"cclis": CCLISConfig, "finetune": FinetuneCo
 
 _AT_LEAST_ONE = {
     "epochs", "first_epochs", "width", "embedding", "image_size", "tasks",
-    "limit",
+    "limit", "threads",
     "probe_epochs", "probe_batch_size", "mean_passes", "score_passes",
 }  # fmt: skip
 _NOT_NEGATIVE = {

@@ -24,6 +24,8 @@ def make_fabric(options: RunOptions) -> Fabric:
     if options.device == "cuda" and not gpu:
         raise InputError("this machine has no cuda device; use --device cpu or auto")
     on_gpu = gpu and options.device != "cpu"
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
     precision = options.precision
     if precision == "auto":
         precision = "bf16" if on_gpu else "fp32"

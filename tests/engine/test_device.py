@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cclis.config import RunOptions
+from cclis.engine.device import device_name, generator, make_fabric, peak_memory, seed_for, seeded
+from cclis.errors import InputError
+
+
+def test_threads_and_precision_are_as_asked() -> None:
+    before = torch.get_num_threads()
+    try:
+        fabric = make_fabric(RunOptions(device="cpu", threads=2, precision="bf16"))
+        assert torch.get_num_threads() == 2
+        assert device_name(fabric.device).endswith("2 threads")
+        with fabric.autocast():
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+        fabric = make_fabric(RunOptions(device="cpu"))
+        assert torch.get_num_threads() == 2
+        with fabric.autocast():
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_device_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InputError, match="no cuda device"):
+        make_fabric(RunOptions(device="cuda"))
+    with pytest.raises(InputError, match="device must be one of"):
+        make_fabric(RunOptions(device="tpu"))
+    assert make_fabric(RunOptions()).device.type == "cpu"
+
+
+def test_every_purpose_has_a_seed_of_its_own() -> None:
+    seeds = {seed_for(s, *p) for s in range(20) for p in (("a",), ("b",), ("a", 1), ("a1",))}
+    assert len(seeds) == 80
+    one, again = generator("cpu", 3, "x"), generator("cpu", 3, "x")
+    assert torch.equal(torch.rand(3, generator=one), torch.rand(3, generator=again))
+
+
+def test_the_global_generator_is_put_back() -> None:
+    before = torch.get_rng_state()
+    with seeded(1, "network"):
+        first = torch.rand(2)
+    assert torch.equal(torch.get_rng_state(), before)
+    with seeded(1, "network"):
+        assert torch.equal(torch.rand(2), first)
+
+
+def test_peak_memory_counts_what_is_in_use() -> None:
+    before = peak_memory(torch.device("cpu"))
+    held = torch.ones(64, 2**20)
+    assert peak_memory(torch.device("cpu")) >= held.nbytes
+    assert before > 0
