@@ -27,7 +27,6 @@ from cclis.data.readers import (
 )
 from cclis.errors import InputError
 
-SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 FUZZ = settings(
     max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
