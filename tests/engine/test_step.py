@@ -97,15 +97,15 @@ def test_the_recorded_step_learns_what_the_plain_one_does(monkeypatch: Any) -> N
     unrecorded, unrecorded_losses = after_tasks(compile=True)
     plain, plain_losses = after_tasks(compile=False)
     assert fast_losses == pytest.approx(unrecorded_losses, rel=2e-3)
-    assert fast_losses == pytest.approx(plain_losses, rel=5e-3)
-    assert difference(fast, unrecorded) < 0.1
-    assert difference(fast, plain) < 0.1
+    assert fast_losses == pytest.approx(plain_losses, rel=2e-3)
+    # The same kernels, recorded or not; other kernels round otherwise, and training amplifies it.
+    assert difference(fast, unrecorded) < 0.05
     counted = [name for name in plain if "num_batches_tracked" in name]
     assert counted
     assert all(torch.equal(fast[name], plain[name]) for name in counted)
     # What these bounds can tell apart: a learning rate that stays what it was when recorded.
     _, other = after_tasks(compile=False, warmup_epochs=0)
-    assert other != pytest.approx(plain_losses, rel=5e-3)
+    assert other != pytest.approx(plain_losses, rel=2e-3)
 
 
 @needs_gpu
