@@ -27,7 +27,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
 from cclis.config import make_config
-from cclis.data.augment import CHANCES, apply, parameters
+from cclis.data.augment import augment, draw_chances
 from cclis.data.images import ImageSet
 from cclis.engine.device import device_name, peak_memory
 from cclis.engine.trainer import Trainer
@@ -102,11 +102,9 @@ def parts_of_a_step(side: int, batch: int) -> dict[str, float]:
     method.begin_task(2)
     method.begin_task(2)
     compile_ = torch.compile if fabric.device.type == "cuda" else lambda f, **_: f
-    chances = torch.rand(CHANCES, batch, device=fabric.device)
-    augment = compile_(
-        lambda i, c: apply(i, parameters(config, c, side, side), config), dynamic=False
-    )
-    batch_now = Batch(augment(data.images, chances), data.labels, torch.ones_like(chances[0]))
+    chances = draw_chances(batch, torch.Generator(device=fabric.device))
+    augmented = compile_(lambda i, c: augment(i, config, c), dynamic=False)
+    batch_now = Batch(augmented(data.images, chances), data.labels, torch.ones_like(chances[0]))
     teacher = compile_(method.teacher.similarity, dynamic=False)
     without = make_trainer(side, batch, 1).method
     without.begin_task(2)
@@ -136,7 +134,7 @@ def parts_of_a_step(side: int, batch: int) -> dict[str, float]:
         return median_seconds(graph.replay)
 
     found = {
-        "augment": replayed(lambda: augment(data.images, chances)),
+        "augment": replayed(lambda: augmented(data.images, chances)),
         "forward_backward": replayed(forward_backward),
         "teacher": replayed(teach),
     }

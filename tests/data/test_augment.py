@@ -22,7 +22,7 @@ from cclis.data.augment import (
     Draw,
     apply,
     augment,
-    draw,
+    draw_chances,
     parameters,
     to_float,
 )
@@ -38,6 +38,16 @@ MANY = 20_000
 
 def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def draw(
+    setting: AugmentationOptions, count: int, height: int, width: int, chance: torch.Generator
+) -> Draw:
+    return parameters(setting, draw_chances(count, chance), height, width)
+
+
+def augmented(images: Tensor, setting: AugmentationOptions, chance: torch.Generator) -> Tensor:
+    return augment(images, setting, draw_chances(len(images), chance))
 
 
 def some_images(count: int, height: int, width: int, channels: int = 3, seed: int = 0) -> Tensor:
@@ -259,7 +269,7 @@ def test_blur_is_scipys(height: int, width: int, channels: int) -> None:
 def test_blur_changes_nothing_below_twenty_pixels() -> None:
     images = some_images(3, 19, 32)
     assert torch.equal(
-        augment(images, dataclasses.replace(OFF, blur=1), seeded()), to_float(images)
+        augmented(images, dataclasses.replace(OFF, blur=1), seeded()), to_float(images)
     )
 
 
@@ -303,7 +313,7 @@ def test_nothing_asked_is_the_identity(
     setting: AugmentationOptions, side: int, channels: int
 ) -> None:
     images = some_images(64, side, side, channels)
-    assert torch.equal(augment(images, setting, seeded()), to_float(images))
+    assert torch.equal(augmented(images, setting, seeded()), to_float(images))
 
 
 def test_samples_without_jitter_are_unchanged() -> None:
@@ -322,7 +332,7 @@ def test_samples_without_jitter_are_unchanged() -> None:
 def test_white_stays_within_the_range() -> None:
     white = torch.full((500, 32, 32, 3), 255, dtype=torch.uint8)
     setting = dataclasses.replace(OFF, crop="resized", blur=1)
-    result = augment(white, setting, seeded())
+    result = augmented(white, setting, seeded())
     assert result.max() == 1  # weights that sum to a little more than one would exceed it
     torch.testing.assert_close(result, torch.ones_like(result))
 
@@ -350,7 +360,7 @@ def test_any_setting_gives_images(
     count: int, height: int, width: int, channels: int, setting: AugmentationOptions, seed: int
 ) -> None:
     images = some_images(count, height, width, channels, seed)
-    result = augment(images, setting, seeded(seed))
+    result = augmented(images, setting, seeded(seed))
     assert result.shape == (count, channels, height, width)
     assert result.dtype == torch.float32
     assert result.is_contiguous(memory_format=torch.channels_last)
@@ -360,17 +370,17 @@ def test_any_setting_gives_images(
 
 def test_same_seed_same_bits() -> None:
     images = some_images(16, 24, 24)
-    first = augment(images, EVERYTHING, seeded(1))
-    assert torch.equal(first, augment(images, EVERYTHING, seeded(1)))
-    assert not torch.equal(first, augment(images, EVERYTHING, seeded(2)))
+    first = augmented(images, EVERYTHING, seeded(1))
+    assert torch.equal(first, augmented(images, EVERYTHING, seeded(1)))
+    assert not torch.equal(first, augmented(images, EVERYTHING, seeded(2)))
     generator = seeded(1)
-    augment(images, EVERYTHING, generator)
-    assert not torch.equal(first, augment(images, EVERYTHING, generator))
+    augmented(images, EVERYTHING, generator)
+    assert not torch.equal(first, augmented(images, EVERYTHING, generator))
 
 
 def test_only_the_given_generator_is_used() -> None:
     before = torch.get_rng_state()
-    augment(some_images(4, 24, 24), EVERYTHING, seeded())
+    augmented(some_images(4, 24, 24), EVERYTHING, seeded())
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -393,8 +403,8 @@ def test_one_stage_does_not_change_the_draws_of_another() -> None:
 def test_autocast_outside_changes_nothing() -> None:
     images = some_images(4, 24, 24)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = augment(images, EVERYTHING, seeded())
-    assert torch.equal(inside, augment(images, EVERYTHING, seeded()))
+        inside = augmented(images, EVERYTHING, seeded())
+    assert torch.equal(inside, augmented(images, EVERYTHING, seeded()))
 
 
 def test_all_but_the_random_numbers_is_one_graph() -> None:
@@ -404,7 +414,7 @@ def test_all_but_the_random_numbers_is_one_graph() -> None:
     images, chances = some_images(4, 24, 24), torch.rand(CHANCES, 4, generator=seeded())
     compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
     result = compiled(images, chances)
-    torch.testing.assert_close(result, augment(images, EVERYTHING, seeded()))
+    torch.testing.assert_close(result, augmented(images, EVERYTHING, seeded()))
     assert result.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -412,7 +422,7 @@ def test_images_need_not_be_contiguous() -> None:
     images = some_images(8, 24, 24)
     strided = images.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
     assert torch.equal(
-        augment(strided, EVERYTHING, seeded()), augment(images, EVERYTHING, seeded())
+        augmented(strided, EVERYTHING, seeded()), augmented(images, EVERYTHING, seeded())
     )
     assert torch.equal(to_float(strided), to_float(images))
     assert to_float(strided).is_contiguous(memory_format=torch.channels_last)
@@ -537,7 +547,7 @@ def test_every_sample_has_its_own_parameters() -> None:
         assert len(values.unique()) == 100
     assert len(drawn.box.unique(dim=0)) > 90
     image = some_images(1, 32, 32).expand(100, -1, -1, -1)
-    results = augment(image, dataclasses.replace(EVERYTHING, jitter=1), seeded())
+    results = augmented(image, dataclasses.replace(EVERYTHING, jitter=1), seeded())
     assert len(results.flatten(1).unique(dim=0)) == 100
 
 
@@ -575,6 +585,6 @@ def test_bad_settings_are_refused(changed: dict[str, Any], word: str) -> None:
 
 @pytest.mark.parametrize("images", [torch.rand(2, 8, 8, 3), torch.zeros(8, 8, 3).byte()])
 def test_bad_images_are_refused(images: Tensor) -> None:
-    for call in (lambda: augment(images, OFF, seeded()), lambda: to_float(images)):
+    for call in (lambda: augmented(images, OFF, seeded()), lambda: to_float(images)):
         with pytest.raises(InputError, match="uint8 images of shape"):
             call()

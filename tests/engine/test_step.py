@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cclis import load_benchmark
 from cclis.config import make_config
-from cclis.data.augment import CHANCES, apply, parameters
+from cclis.data.augment import augment, draw_chances
 from cclis.data.images import ImageSet
 from cclis.engine.trainer import Trainer
 from tests.conftest import QUICK
@@ -37,8 +37,7 @@ def test_a_step_is_what_plain_torch_does() -> None:
     trainer.learn(task, 2)
 
     order = torch.randperm(24, generator=twin._order)
-    chances = torch.rand(CHANCES, 24, generator=twin._augment)
-    images = apply(task.images[order], parameters(config, chances, 8, 8), config)
+    images = augment(task.images[order], config, draw_chances(24, twin._augment))
     network.train()
     features = network.encoder((images - network.mean) / network.std)
     z = F.normalize(network.projection(features), dim=1)

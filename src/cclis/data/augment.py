@@ -1,8 +1,8 @@
 """Batched augmentation on tensors: every sample has its own parameters, none waits for the host.
 
 All shapes follow from the batch and the settings. torch.compile cannot trace a generator, which
-only `draw` and `augment` touch: a compiled step takes `torch.rand(CHANCES, B, generator=...)` as an
-input, and `apply(images, parameters(augmentation, chances, H, W), augmentation)` is one graph.
+only `draw_chances` touches: a compiled step takes what it drew as an input, and `augment` is one
+graph.
 """
 
 from __future__ import annotations
@@ -51,24 +51,9 @@ class Draw:
     sigma: Tensor
 
 
-def draw(
-    augmentation: AugmentationOptions,
-    count: int,
-    height: int,
-    width: int,
-    generator: torch.Generator,
-) -> Draw:
-    """Random parameters for a batch, on the generator's device.
-
-    Args:
-        augmentation: The settings.
-        count: Number of samples, B.
-        height: Height of the images, H.
-        width: Width of the images, W.
-        generator: The only source of randomness.
-    """
-    chances = torch.rand(CHANCES, count, generator=generator, device=generator.device)
-    return parameters(augmentation, chances, height, width)
+def draw_chances(count: int, generator: torch.Generator) -> Tensor:
+    """The random numbers that `count` samples take, (CHANCES, count), on the generator's device."""
+    return torch.rand(CHANCES, count, generator=generator, device=generator.device)
 
 
 def parameters(augmentation: AugmentationOptions, chances: Tensor, height: int, width: int) -> Draw:
@@ -138,20 +123,20 @@ def apply(images: Tensor, draw: Draw, augmentation: AugmentationOptions) -> Tens
         return x.clamp(0, 1).contiguous(memory_format=torch.channels_last)
 
 
-def augment(
-    images: Tensor, augmentation: AugmentationOptions, generator: torch.Generator
-) -> Tensor:
-    """Images with freshly drawn augmentations; the generator is on the images' device.
+def augment(images: Tensor, augmentation: AugmentationOptions, chances: Tensor) -> Tensor:
+    """Images augmented as random numbers say; everything but drawing them is one graph.
 
     Args:
         images: uint8, (B, H, W, C) with one or three channels.
+        augmentation: The settings.
+        chances: What `draw_chances` drew for B samples, on the images' device.
 
     Returns:
         float32 within [0, 1], (B, C, H, W) in channels-last memory.
     """
     _check(images)
-    count, height, width, _ = images.shape
-    return apply(images, draw(augmentation, count, height, width, generator), augmentation)
+    height, width = images.shape[1:3]
+    return apply(images, parameters(augmentation, chances, height, width), augmentation)
 
 
 def to_float(images: Tensor) -> Tensor:

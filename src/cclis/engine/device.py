@@ -41,6 +41,11 @@ def make_fabric(options: RunOptions) -> Fabric:
     )
 
 
+def compiles(options: RunOptions, device: torch.device) -> bool:
+    """Whether to compile: as asked, and on a GPU unless told otherwise."""
+    return device.type == "cuda" if options.compile is None else options.compile
+
+
 def seed_for(seed: int, *purpose: str | int) -> int:
     """A seed of its own for every purpose, so that one use of chance cannot shift another."""
     text = "/".join(str(part) for part in (seed, *purpose))

@@ -9,7 +9,8 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from cclis.config import Config
-from cclis.data.augment import CHANCES, apply, parameters, to_float
+from cclis.data.augment import CHANCES, augment, draw_chances, to_float
+from cclis.engine.device import compiles
 from cclis.nn.network import Network, evaluating
 
 BATCH = 1024
@@ -36,8 +37,7 @@ class Inference:
 
     def __init__(self, network: Network, fabric: Fabric, config: Config):
         self.network, self._fabric, self._config = network, fabric, config
-        on_gpu = fabric.device.type == "cuda"
-        self._compiled = on_gpu if config.compile is None else config.compile
+        self._compiled = compiles(config, fabric.device)
         self._represent = (
             torch.compile(self._represented, dynamic=False) if self._compiled else self._represented
         )
@@ -53,11 +53,7 @@ class Inference:
         features, embeddings = [], []
         with evaluating(self.network), self._fabric.autocast():
             for part in torch.split(images, BATCH):
-                chances = None
-                if augmented is not None:
-                    chances = torch.rand(
-                        CHANCES, len(part), generator=augmented, device=self.device
-                    )
+                chances = None if augmented is None else draw_chances(len(part), augmented)
                 found = self._one_batch(part.to(self.device), chances)
                 features.append(found[0])
                 embeddings.append(found[1])
@@ -73,10 +69,6 @@ class Inference:
         return features[:count], embeddings[:count]
 
     def _represented(self, images: Tensor, chances: Tensor | None) -> tuple[Tensor, Tensor]:
-        if chances is None:
-            floats = to_float(images)
-        else:
-            drawn = parameters(self._config, chances, images.shape[1], images.shape[2])
-            floats = apply(images, drawn, self._config)
+        floats = to_float(images) if chances is None else augment(images, self._config, chances)
         features = self.network.features(floats)
         return features.float(), self.network.project(features)

@@ -9,7 +9,8 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from cclis.config import Config
-from cclis.data.augment import apply, parameters
+from cclis.data.augment import augment
+from cclis.engine.device import compiles
 from cclis.engine.optimizer import Optimizer
 from cclis.methods import Batch, Method
 
@@ -34,14 +35,10 @@ class Step:
     def __init__(
         self, method: Method[Any, Any], optimizer: Optimizer, fabric: Fabric, config: Config
     ):
-        self._method, self._optimizer, self._fabric, self._config = (
-            method,
-            optimizer,
-            fabric,
-            config,
-        )
-        self._graphed = fabric.device.type == "cuda" and config.compile is not False
-        compiled = self._graphed if config.compile is None else config.compile
+        self._method, self._optimizer = method, optimizer
+        self._fabric, self._config = fabric, config
+        compiled = compiles(config, fabric.device)
+        self._graphed = compiled and fabric.device.type == "cuda"
         self._losses = torch.compile(self._terms, dynamic=False) if compiled else self._terms
         self.begin_task()
 
@@ -89,9 +86,7 @@ class Step:
     def _terms(
         self, images: Tensor, labels: Tensor, proposal: Tensor, chances: Tensor
     ) -> dict[str, Tensor]:
-        height, width = images.shape[1:3]
-        drawn = parameters(self._config, chances, height, width)
-        batch = Batch(apply(images, drawn, self._config), labels, proposal)
+        batch = Batch(augment(images, self._config, chances), labels, proposal)
         return self._method.losses(batch)
 
     def _run_aside(self, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cclis.config import Config, make_config
-from cclis.data.augment import CHANCES
+from cclis.data.augment import draw_chances
 from cclis.data.batches import epoch, mix
 from cclis.data.images import ImageSet
 from cclis.engine.device import generator, make_fabric, seeded
@@ -163,9 +163,7 @@ class Trainer:
             images = torch.cat([images, past.images])
             labels = torch.cat([labels, past.labels])
             proposal = torch.cat([proposal, self.memory.proposal[replayed]])
-        size = (CHANCES, len(labels))
-        chances = torch.rand(size, generator=self._augment, device=self.fabric.device)
-        return images, labels, proposal, chances
+        return images, labels, proposal, draw_chances(len(labels), self._augment)
 
     def _refill(self, visible: ImageSet) -> None:
         title = f"task {len(self.task_sizes) + 1}  scoring"
