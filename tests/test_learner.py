@@ -229,3 +229,25 @@ def test_numbers_and_labels_may_come_from_numpy_and_pandas(tmp_path) -> None:
     assert set(ContinualLearner.load(tmp_path / "model").predict(test)) <= {"zero", "one"}
     with pytest.raises(InputError, match="it is a folder"):
         learner.save(tmp_path)
+
+
+def test_an_interrupted_fit_of_the_head_leaves_the_learner_as_it_was(monkeypatch) -> None:
+    from cclis.evaluation.heads import HEADS
+
+    straight, interrupted = (ContinualLearner(memory=20, **QUICK) for _ in range(2))
+    for one in (straight, interrupted):
+        one.learn(*digits(0)[:2])
+    images, labels, test, _ = digits(1)
+
+    def interrupt(view: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setitem(HEADS, "prototype", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            interrupted.learn(images, labels)
+    assert interrupted.classes == [0, 1]
+    np.testing.assert_array_equal(interrupted.predict_proba(test), straight.predict_proba(test))
+    for one in (straight, interrupted):
+        one.learn(images, labels)
+    np.testing.assert_array_equal(interrupted.predict_proba(test), straight.predict_proba(test))

@@ -79,6 +79,8 @@ class ContinualLearner:
     def learn(self, images: Any, labels: Any) -> ContinualLearner:
         """Learn a task: images of classes not seen before. They are not needed afterwards.
 
+        If it fails or is interrupted, the learner is as it was before and may be told again.
+
         Args:
             images: (N, H, W), (N, H, W, C) or (N, C, H, W); uint8, or floats within [0, 1].
             labels: (N,): integers or strings, one an image.
@@ -100,11 +102,12 @@ class ContinualLearner:
                 self.config, task.shape, ROOM, encoder=self._encoder, progress=self._progress
             )
         trainer = self._trainer
-        learned = trainer.learn(task, len(new))
+        classes = len(self._classes) + len(new)
+        with trainer.all_or_nothing():
+            learned = trainer.learn(task, len(new))
+            view = View(trainer.inference, learned.visible, classes, self.config, self.config.seed)
+            self._head = HEADS[self._head_name](view)
         self._classes += new
-        classes = len(self._classes)
-        view = View(trainer.inference, learned.visible, classes, self.config, self.config.seed)
-        self._head = HEADS[self._head_name](view)
         return self
 
     def predict(self, images: Any) -> NDArray[Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,10 +98,16 @@ class Trainer:
         If it fails or is interrupted, everything is as it was before.
         """
         self._check(task, new_classes)
+        with self.all_or_nothing():
+            return self._learn(task, new_classes, on_epoch)
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """If the block fails or is interrupted, everything is as it was before."""
         tensors, description = self.state()
         before = {name: tensor.clone() for name, tensor in tensors.items()}
         try:
-            return self._learn(task, new_classes, on_epoch)
+            yield
         except BaseException:
             self.restore(before, description)
             raise
