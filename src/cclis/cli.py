@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn, get_type_hints
+from typing import Any, NoReturn, get_type_hints
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 from rich.console import Console
@@ -39,7 +39,13 @@ set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 
 class Parser(ArgumentParser):
-    """A parser whose complaints are one sentence, not a screen of usage."""
+    """A parser whose complaints are one sentence, not a screen of usage.
+
+    Flags are written out: which recipe applies is read from them before they are parsed.
+    """
+
+    def __init__(self, **settings: Any):
+        super().__init__(allow_abbrev=False, **settings)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise what is wrong as an InputError."""
@@ -55,7 +61,8 @@ class Parser(ArgumentParser):
         if unknown_flag is not None:
             name = unknown_flag[1] or unknown_flag[2]
             methods = [m for m, kind in CONFIGS.items() if name in _names(kind)]
-            near = difflib.get_close_matches(name, set().union(*map(_names, CONFIGS.values())), n=1)
+            known = set().union(*map(_names, CONFIGS.values()))
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
             if methods:
                 message += f", a setting of {' and '.join(methods)} alone"
             elif near:
