@@ -3,10 +3,10 @@
     python benchmarks/throughput.py [--quick] [--out results/speed]
 
 Measures the package's own training loop (augmentation included) on random images: the first task
-and one with the teacher, at several batch and image sizes; the forward passes used for scoring and
-evaluation; the parts of a step; and a plain baseline written as most people would write it: a
-DataLoader with one worker a core, Pillow augmentation per image, eager 32-bit training.
-Prints a table and writes everything as JSON.
+and one with the teacher, at several batch and image sizes, and with the images on the host; the
+forward passes used for scoring and evaluation; the parts of a step; on a GPU, which kernels take its
+time; and a plain baseline written as most people would write it: a DataLoader with one worker a
+core, torchvision's transforms, eager 32-bit training. Prints and writes JSON.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,12 +22,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageEnhance, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from cclis.config import make_config
 from cclis.data.augment import augment, draw_chances
 from cclis.data.images import ImageSet
+from cclis.engine.compiling import compiled, seconds_compiling
 from cclis.engine.device import device_name, peak_memory
 from cclis.engine.trainer import Trainer
 from cclis.experiment import versions
@@ -57,6 +57,7 @@ def training_speed(
     side: int, batch: int, count: int, epochs: int, **settings: Any
 ) -> dict[str, Any]:
     """Images a second of the training loop in the first task and with the teacher."""
+    compiling = seconds_compiling()
     trainer = make_trainer(side, batch, epochs, **settings)
     found: dict[str, Any] = {"side": side, "batch": batch, **settings}
     for name, first in (("first_task", 0), ("with_teacher", 2)):
@@ -72,6 +73,7 @@ def training_speed(
         skip = epochs // 3
         found[name] = steps * batch * (epochs - 1 - skip) / (ends[-1] - ends[skip])
         found[f"{name}_start_seconds"] = ends[0] - started
+    found["compile_seconds"] = seconds_compiling() - compiling
     found["peak_memory_gib"] = peak_memory(trainer.fabric.device) / 2**30
     return found
 
@@ -98,20 +100,17 @@ def parts_of_a_step(side: int, batch: int) -> dict[str, float]:
     """Seconds of each part alone, compiled as in a step; together they exceed the step itself."""
     trainer = make_trainer(side, batch, 1)
     method, config, fabric = trainer.method, trainer.config, trainer.fabric
+    on_gpu = fabric.device.type == "cuda"
     data = images_of(side, batch, 0).to(fabric.device)
-    method.begin_task(2)
-    method.begin_task(2)
-    compile_ = torch.compile if fabric.device.type == "cuda" else lambda f, **_: f
     chances = draw_chances(batch, torch.Generator(device=fabric.device))
-    augmented = compile_(lambda i, c: augment(i, config, c), dynamic=False)
+    augmented = compiled(lambda i, c: augment(i, config, c), on_gpu)
     batch_now = Batch(augmented(data.images, chances), data.labels, torch.ones_like(chances[0]))
-    teacher = compile_(method.teacher.similarity, dynamic=False)
-    without = make_trainer(side, batch, 1).method
-    without.begin_task(2)
-    losses = compile_(without.losses, dynamic=False)
+    method.begin_task(2)
+    losses = compiled(method.losses, on_gpu)
+    teacher = compiled(method.frozen_copy().similarity, on_gpu)
 
     def forward_backward() -> None:
-        without.network.zero_grad(set_to_none=True)
+        method.network.zero_grad(set_to_none=True)
         with fabric.autocast():
             terms = losses(batch_now)
         sum(terms.values()).backward()
@@ -121,7 +120,7 @@ def parts_of_a_step(side: int, batch: int) -> dict[str, float]:
             return teacher(batch_now.images)
 
     def replayed(work: Callable[[], Any]) -> float:
-        if fabric.device.type != "cuda":
+        if not on_gpu:
             return median_seconds(work)
         side_stream = torch.cuda.Stream()
         with torch.cuda.stream(side_stream):
@@ -138,13 +137,55 @@ def parts_of_a_step(side: int, batch: int) -> dict[str, float]:
         "forward_backward": replayed(forward_backward),
         "teacher": replayed(teach),
     }
-    # The optimizer's state is made by a first real step.
-    trainer_for_update = make_trainer(side, batch, 1)
-    optimizer = trainer_for_update._optimizer
-    for parameter in trainer_for_update.method.network.parameters():
+    for parameter in method.network.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    found["optimizer"] = replayed(optimizer.step)
+    go_on = torch.zeros((), device=fabric.device)
+    found["optimizer"] = replayed(lambda: trainer._optimizer.step(unless=go_on))
     return found
+
+
+KINDS = {
+    "convolutions and matrix products": ("gemm", "conv", "cutlass", "xmma", "cudnn", "nvjet"),
+    "batch norm, activations and other compiled kernels": ("triton",),
+    "copies": ("memcpy", "memset"),
+}
+"""Kinds of kernels by what their names contain."""
+
+
+def kernels_of_a_step(side: int, batch: int) -> dict[str, Any]:
+    """Where the milliseconds of a replayed step with the teacher go, by kind and by kernel."""
+    trainer = make_trainer(side, batch, 1)
+    device, steps = trainer.fabric.device, 20
+    data = images_of(side, batch, 0).to(device)
+    trainer.method.begin_task(2)
+    trainer.method.begin_task(2)
+    trainer.method.network.train()
+    chances = draw_chances(batch, torch.Generator(device=device))
+    inputs = (data.images, data.labels, torch.ones_like(chances[0]), chances)
+    for _ in range(10):
+        trainer._step(*inputs)
+    synchronise()
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profiler:
+        for _ in range(steps):
+            trainer._step(*inputs)
+        synchronise()
+    kernels = {
+        event.key: event.self_device_time_total / 1e3 / steps
+        for event in profiler.key_averages()
+        if event.self_device_time_total
+    }
+    kinds: dict[str, float] = {}
+    for name, spent in kernels.items():
+        kind = next(
+            (k for k, marks in KINDS.items() if any(m in name.lower() for m in marks)), "rest"
+        )
+        kinds[kind] = kinds.get(kind, 0.0) + spent
+    longest = sorted(kernels.items(), key=lambda item: -item[1])[:15]
+    return {
+        "milliseconds_by_kind": kinds,
+        "longest_kernels": [{"name": n[:120], "milliseconds": ms} for n, ms in longest],
+    }
 
 
 def inference_speed(side: int, count: int) -> dict[str, float]:
@@ -167,36 +208,27 @@ def matmul_rate() -> float:
 
 
 class PlainDataset(torch.utils.data.Dataset[tuple[Tensor, int]]):
-    """Images augmented one by one with Pillow."""
+    """Images augmented one by one with torchvision, as the paper's authors do."""
 
     def __init__(self, data: ImageSet):
+        from torchvision import transforms as T
+
         self.images, self.labels = data.images.numpy(), data.labels.tolist()
+        self.transform = T.Compose(
+            [
+                T.RandomResizedCrop(data.shape[0], scale=(0.2, 1.0)),
+                T.RandomHorizontalFlip(),
+                T.RandomApply([T.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8),
+                T.RandomGrayscale(p=0.2),
+                T.ToTensor(),
+            ]
+        )
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image = Image.fromarray(self.images[index])
-        side = image.width
-        area = side * side * random.uniform(0.2, 1)
-        ratio = random.uniform(3 / 4, 4 / 3)
-        width = min(side, round((area * ratio) ** 0.5))
-        height = min(side, round((area / ratio) ** 0.5))
-        left, top = random.randint(0, side - width), random.randint(0, side - height)
-        image = image.crop((left, top, left + width, top + height)).resize((side, side))
-        if random.random() < 0.5:
-            image = ImageOps.mirror(image)
-        if random.random() < 0.8:
-            for kind in (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color):
-                image = kind(image).enhance(random.uniform(0.6, 1.4))
-            hue, saturation, value = image.convert("HSV").split()
-            shift = random.randint(-25, 25)
-            hue = hue.point(lambda h: (h + shift) % 256)
-            image = Image.merge("HSV", (hue, saturation, value)).convert("RGB")
-        if random.random() < 0.2:
-            image = ImageOps.grayscale(image).convert("RGB")
-        array = np.asarray(image, dtype=np.float32) / 255
-        return torch.from_numpy(array.transpose(2, 0, 1).copy()), self.labels[index]
+        return self.transform(Image.fromarray(self.images[index])), self.labels[index]
 
 
 def plain_speed(side: int, batch: int, count: int, epochs: int) -> dict[str, float]:
@@ -267,8 +299,15 @@ def main() -> None:
             found[f"{name}_share_of_matmul"] = flops / 1e12 / result["matmul_tflops"]
         result["training"].append(found)
         print(json.dumps(found), flush=True)
+    if on_gpu:
+        found = training_speed(32, batches[0], count, epochs, images="host")
+        result["images_on_host"] = found
+        print(json.dumps(found), flush=True)
     result["inference"] = inference_speed(32, 20 * count if on_gpu else count)
     result["parts_seconds"] = parts_of_a_step(32, batches[0])
+    if on_gpu:
+        result["kernels"] = kernels_of_a_step(32, batches[0])
+        print(json.dumps(result["kernels"]), flush=True)
     print(json.dumps({k: result[k] for k in ("matmul_tflops", "inference", "parts_seconds")}))
     if not arguments.no_baseline:
         plain = plain_speed(32, batches[0], count, 3)

@@ -13,8 +13,9 @@ import cclis
 
 SOURCE = Path(cclis.__file__).parent
 LAYERS = (
-    {"errors"},
+    {"errors", "interruption"},
     {"progress", "config", "files"},
+    {"checkpoints"},
     {"data"},
     {"nn"},
     {"losses", "sampling", "metrics"},

@@ -33,6 +33,7 @@ from cclis.config import (
     recipes,
 )
 from cclis.errors import InputError
+from cclis.interruption import Interrupted
 from cclis.progress import Progress
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
@@ -70,6 +71,8 @@ class Parser(ArgumentParser):
         raise InputError(message) from None
 
 
+STOPPED = 75
+"""Exit code of a run that a signal stopped and that can be gone on with."""
 GROUPS: tuple[type, ...] = (
     StreamOptions,
     RunOptions,
@@ -92,6 +95,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("cclis: interrupted", file=sys.stderr)
         return 130
+    except Interrupted as signal:
+        print(f"cclis: stopped by {signal}", file=sys.stderr)
+        return STOPPED
 
 
 def _run(arguments: list[str]) -> int:
@@ -115,7 +121,7 @@ def _run(arguments: list[str]) -> int:
 def _train_parser(arguments: list[str]) -> ArgumentParser:
     """The parser for the method asked for, with the recipe for its benchmark as defaults."""
     hint = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in ("--benchmark", "--method", "--config"):
+    for name in ("--benchmark", "--method", "--config", "--resume"):
         hint.add_argument(name)
     hint.add_argument("--memory", type=int)
     try:
@@ -123,19 +129,13 @@ def _train_parser(arguments: list[str]) -> ArgumentParser:
     except argparse.ArgumentError:
         given = {}
     asked = {name: value for name, value in given.items() if value is not None}
-    file = asked.pop("config", None)
+    file, resumed = asked.pop("config", None), asked.pop("resume", None)
+    if resumed is not None:
+        return _resume_parser(resumed)
     if file is not None and Path(file).is_file():
         asked = {**read_yaml(Path(file)), **asked}
     kind = config_class(str(asked.get("method", RunOptions.method)))
-    parser = Parser(description="Learn a benchmark task by task.")
-    parser.add_argument(
-        "--config",
-        action="config",
-        help="YAML file of settings, or a recipe by name; `cclis benchmarks` lists them.",
-    )
-    for group in GROUPS:
-        if issubclass(kind, group):
-            parser.add_class_arguments(group)
+    parser = _settings_parser(kind)
     parser.set_defaults({field.name: field.default for field in dataclasses.fields(kind)})
     if file is None:
         benchmark = asked.get("benchmark", StreamOptions.benchmark)
@@ -145,15 +145,46 @@ def _train_parser(arguments: list[str]) -> ArgumentParser:
     return parser
 
 
+def _resume_parser(run: str) -> ArgumentParser:
+    """The parser whose defaults are a run's own settings, so that others show."""
+    from cclis.runs import Run
+
+    config = Run.open(run).config
+    parser = _settings_parser(type(config))
+    parser.set_defaults(config.to_dict())
+    return parser
+
+
+def _settings_parser(kind: type[Config]) -> ArgumentParser:
+    parser = Parser(description="Learn a benchmark task by task.")
+    parser.add_argument(
+        "--config",
+        action="config",
+        help="YAML file of settings, or a recipe by name; `cclis benchmarks` lists them.",
+    )
+    parser.add_argument(
+        "--resume", type=str | None, help="run directory of an interrupted run to go on with."
+    )
+    for group in GROUPS:
+        if issubclass(kind, group):
+            parser.add_class_arguments(group)
+    return parser
+
+
 def _train(options: Namespace) -> None:
     settings = options.as_dict()
     settings.pop("config", None)
+    resumed = settings.pop("resume")
     config = make_config(settings.pop("method"), settings)
 
-    from cclis.experiment import train
+    from cclis.experiment import resume, train
     from cclis.report.table import result_tables
+    from cclis.runs import Run
 
-    run = train(config, Progress())
+    if resumed is None:
+        run = train(config, Progress())
+    else:
+        run = resume(Run.open(resumed), config, Progress())
     result = run.result
     console = Console()
     console.print(result_tables(result))

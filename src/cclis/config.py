@@ -24,6 +24,7 @@ Precision = Literal["auto", "bf16", "tf32", "fp32"]
 Encoder = Literal["auto", "conv", "resnet18", "resnet34", "resnet50"]
 Crop = Literal["resized", "padded", "none"]
 Selection = Literal["proposal", "random"]
+Placement = Literal["auto", "device", "host"]
 
 
 class Options:
@@ -77,6 +78,15 @@ class RunOptions(Options):
     """Arithmetic of the network; auto is bf16 on a GPU, fp32 elsewhere. Losses are in 32 bits."""
     compile: bool | None = None
     """Compile the training step, on a GPU into one CUDA graph [default: on a GPU]."""
+    deterministic: bool = False
+    """Kernels that give the same bits every time, where a GPU has faster ones that do not."""
+    checkpoint_minutes: float = 5.0
+    """Minutes between checkpoints; one is also written after every task and on a signal."""
+    start_from: str | None = None
+    """A run whose first task to take over; settings that matter to it must be the same."""
+    images: Placement = "auto"
+    """Where a task's images lie: on the GPU, or on the host, from where batches are fetched ahead;
+    auto takes the host where they would fill half of the GPU's free memory."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +176,12 @@ class Config(
         """Every field by name, ready for YAML or JSON."""
         return {name: _plain(value) for name, value in dataclasses.asdict(self).items()}
 
+    def after_first_task(self) -> set[str]:
+        """Settings that change nothing before the first task has been trained."""
+        names = {"memory", "replay_share"}
+        names |= {field.name for field in dataclasses.fields(EvaluationOptions)}
+        return names | {"epochs"} if self.first_epochs else names
+
 
 @dataclass(frozen=True)
 class CCLISOptions(Options):
@@ -194,6 +210,12 @@ class CCLISOptions(Options):
 @dataclass(frozen=True)
 class CCLISConfig(CCLISOptions, Config):
     """Settings of `cclis`."""
+
+    def after_first_task(self) -> set[str]:
+        """Settings that change nothing before the first task has been trained."""
+        first = {"temperature", "prototype_learning_rate"}
+        own = {field.name for field in dataclasses.fields(CCLISOptions)}
+        return super().after_first_task() | (own - first)
 
 
 @dataclass(frozen=True)
@@ -225,7 +247,7 @@ _AT_LEAST_ONE = {
 }  # fmt: skip
 _NOT_NEGATIVE = {
     "memory", "seed", "padding", "momentum", "weight_decay", "warmup_epochs", "distill_weight",
-    "class_order",
+    "class_order", "checkpoint_minutes",
 }  # fmt: skip
 _POSITIVE = {
     "learning_rate", "probe_learning_rate", "paper_probe_learning_rate", "prototype_learning_rate",

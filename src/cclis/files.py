@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tempfile
@@ -11,6 +12,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from cclis.errors import InputError
+
+CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EROFS}
+"""What the disk says when it is full or broken."""
 
 
 @contextmanager
@@ -34,8 +38,10 @@ def appearing(path: Path) -> Iterator[BinaryIO]:
         # mkstemp makes files private; these are ordinary results.
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno in CANNOT_WRITE:
+            raise InputError(f"cannot write {path}: {error.strerror}") from None
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
@@ -63,25 +69,44 @@ def read_json(path: Path) -> Any:
         raise InputError(f"cannot read {path}: {error}") from None
 
 
-def write_tensors(path: Path, tensors: dict[str, Any], description: dict[str, Any]) -> None:
-    """Write tensors by name with a JSON description, as one safetensors file."""
+def pack_tensors(tensors: dict[str, Any], description: dict[str, Any]) -> bytes:
+    """Tensors by name with a JSON description, as the content of a safetensors file."""
     from safetensors.torch import save
 
     # Copies, because tensors that share memory, as tied weights do, are refused.
     apart = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    write_atomically(path, save(apart, metadata={"cclis": json.dumps(description)}))
+    return save(apart, metadata={"cclis": json.dumps(description)})
+
+
+def unpack_tensors(content: bytes, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What `pack_tensors` packed: tensors by name, and the description."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        tensors = load(content)
+        # The format: eight bytes say how long the JSON header is that follows.
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        description = json.loads(header["__metadata__"]["cclis"])
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"cannot read {name}: not a file that cclis wrote ({error})") from None
+    if not isinstance(description, dict):
+        raise InputError(f"cannot read {name}: not a file that cclis wrote")
+    return tensors, description
+
+
+def write_tensors(path: Path, tensors: dict[str, Any], description: dict[str, Any]) -> None:
+    """Write tensors by name with a JSON description, as one safetensors file."""
+    write_atomically(path, pack_tensors(tensors, description))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read what `write_tensors` wrote: tensors by name, and the description."""
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(path, framework="pt") as file:
-            description = json.loads((file.metadata() or {})["cclis"])
-            return {name: file.get_tensor(name) for name in file.keys()}, description  # noqa: SIM118
-    except (OSError, SafetensorError, json.JSONDecodeError, KeyError) as error:
-        raise InputError(f"cannot read {path}: not a file that cclis wrote ({error})") from None
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    return unpack_tensors(content, str(path))
 
 
 def _umask() -> int:

@@ -42,7 +42,8 @@ class Memory:
             self.samples, self.proposal = None, proposal
             return
         # Indexing may have given a view: a copy lets the data it came from go.
-        self.samples = ImageSet(samples.images.clone(), samples.labels.clone())
+        images = samples.images.clone().to(samples.labels.device)
+        self.samples = ImageSet(images, samples.labels.clone())
         self.proposal = proposal.float().clone()
 
     def state(self) -> dict[str, Tensor]:

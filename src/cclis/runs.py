@@ -2,7 +2,7 @@
 
 config.yaml      every setting
 metrics.jsonl    a line per epoch and per evaluation, as they happen
-checkpoints/     task-0.safetensors, ...: the model and its memory after each task
+checkpoints/     the model and its memory after each task, and the newest from in between
 result.json      the accuracy matrices and their averages, written last
 report.html      the same to look at
 """
@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
+from filelock import FileLock, Timeout
 
+from cclis.checkpoints import Checkpoints
 from cclis.config import Config, make_config, read_yaml
 from cclis.errors import InputError
 from cclis.evaluation.accuracy import Accuracies
-from cclis.files import read_json, read_tensors, write_atomically, write_json, write_tensors
+from cclis.files import read_json, write_atomically, write_json
 from cclis.metrics import average_accuracy, average_forgetting, backward_transfer
 
 
@@ -41,7 +44,7 @@ class Run:
         else:
             path = _numbered(Path("runs"), _name(config))
         run = cls(path)
-        _make(run.checkpoints)
+        _make(run.checkpoints.folder)
         settings = yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
         write_atomically(path / "config.yaml", settings.encode())
         return run
@@ -55,9 +58,24 @@ class Run:
         return run
 
     @property
-    def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
-        return self.path / "checkpoints"
+    def checkpoints(self) -> Checkpoints:
+        """What can be gone on from."""
+        return Checkpoints(self.path / "checkpoints")
+
+    @property
+    def ended(self) -> bool:
+        """Whether the result is there, which is written last."""
+        return (self.path / "result.json").is_file()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While the block runs, no other process may write into this directory."""
+        lock = FileLock(self.path / ".lock", timeout=0)
+        try:
+            with lock:
+                yield
+        except Timeout:
+            raise InputError(f"another process is working on {self.path}") from None
 
     @property
     def config(self) -> Config:
@@ -73,38 +91,36 @@ class Run:
     @property
     def result(self) -> dict[str, Any]:
         """What came out."""
-        path = self.path / "result.json"
-        if not path.is_file():
+        if not self.ended:
             raise InputError(f"{self.path} has no result.json: the run did not end")
-        result: dict[str, Any] = read_json(path)
+        result: dict[str, Any] = read_json(self.path / "result.json")
         return result
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Append a line to metrics.jsonl."""
-        path = self.path / "metrics.jsonl"
         try:
-            with path.open("a", encoding="utf-8") as file:
+            with self._log.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
         except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror}") from None
+            raise InputError(f"cannot write {self._log}: {error.strerror}") from None
 
-    def save_checkpoint(self, task: int, state: tuple[dict[str, Any], dict[str, Any]]) -> None:
-        """Keep the model and its memory after a task."""
-        write_tensors(self._checkpoint(task), *state)
+    @property
+    def logged(self) -> int:
+        """How many bytes the log has."""
+        return self._log.stat().st_size if self._log.exists() else 0
 
-    def load_checkpoint(self, task: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The model and its memory after a task."""
-        path = self._checkpoint(task)
-        if not path.is_file():
-            raise InputError(f"{path} is missing: the run did not get that far")
-        return read_tensors(path)
+    def unlog(self, size: int) -> None:
+        """Forget what was logged after it had that size: it will happen again."""
+        if self.logged > size:
+            os.truncate(self._log, size)
 
     def save_result(self, result: Mapping[str, Any]) -> None:
         """Write what came out."""
         write_json(self.path / "result.json", result)
 
-    def _checkpoint(self, task: int) -> Path:
-        return self.checkpoints / f"task-{task}.safetensors"
+    @property
+    def _log(self) -> Path:
+        return self.path / "metrics.jsonl"
 
 
 def summarise(rows: Sequence[Mapping[str, Accuracies]]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from cclis.config import make_config
 from cclis.data.augment import augment, draw_chances
 from cclis.data.images import ImageSet
 from cclis.engine.trainer import Trainer
+from cclis.nn.network import _encode
 from tests.conftest import QUICK
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -36,8 +37,8 @@ def test_a_step_is_what_plain_torch_does() -> None:
     network.normalise_to(task.images)
     trainer.learn(task, 2)
 
-    order = torch.randperm(24, generator=twin._order)
-    images = augment(task.images[order], config, draw_chances(24, twin._augment))
+    order = torch.randperm(24, generator=twin._generators["order"])
+    images = augment(task.images[order], config, draw_chances(24, twin._generators["augment"]))
     network.train()
     features = network.encoder((images - network.mean) / network.std)
     z = F.normalize(network.projection(features), dim=1)
@@ -61,6 +62,14 @@ def colours(count: int, first: int) -> ImageSet:
 
 
 def after_tasks(tasks: int = 2, **settings: Any) -> tuple[dict[str, Tensor], list[float]]:
+    trainer = make(**settings)
+    losses: list[float] = []
+    for first in range(0, 2 * tasks, 2):
+        trainer.learn(colours(256, first), 2, lambda record: losses.append(record["loss"]))
+    return trainer.state()[0], losses
+
+
+def make(**settings: Any) -> Trainer:
     config = make_config(
         "cclis",
         {
@@ -75,11 +84,7 @@ def after_tasks(tasks: int = 2, **settings: Any) -> tuple[dict[str, Tensor], lis
             **settings,
         },
     )
-    trainer = Trainer(config, (32, 32, 3), 8)
-    losses: list[float] = []
-    for first in range(0, 2 * tasks, 2):
-        trainer.learn(colours(256, first), 2, lambda record: losses.append(record["loss"]))
-    return trainer.state()[0], losses
+    return Trainer(config, (32, 32, 3), 8)
 
 
 def difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
@@ -108,13 +113,71 @@ def test_the_recorded_step_learns_what_the_plain_one_does(monkeypatch: Any) -> N
 
 
 @needs_gpu
-def test_a_run_compiles_the_step_at_most_twice() -> None:
+def test_a_run_compiles_the_encoder_twice_and_the_losses_twice(monkeypatch: Any) -> None:
+    monkeypatch.setattr("cclis.engine.inference.BATCH", 64)
     torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    after_tasks(4, compile=True)
-    compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    # The step without and with a teacher, and the augmented pass that scores.
-    assert compiled <= 3
+    trainer = make(compile=True)
+    found = []
+    for first in range(0, 8, 2):
+        trainer.learn(colours(256, first), 2)
+        # To train, and to score; from the second task on the latter serves the teacher too.
+        encoder = torch._dynamo.eval_frame._debug_get_cache_entry_list(_encode.__code__)
+        found.append((len(encoder), torch._dynamo.utils.counters["stats"]["unique_graphs"]))
+    assert [count for count, _ in found] == [2, 2, 2, 2]
+    assert found[1] == found[2] == found[3]
+
+
+@needs_gpu
+def test_deterministic_runs_agree_bit_by_bit_wherever_the_images_lie() -> None:
+    first, _ = after_tasks(compile=True, deterministic=True, images="device")
+    second, _ = after_tasks(compile=True, deterministic=True, images="host")
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@needs_gpu
+@pytest.mark.parametrize("steps", [2, 7])
+def test_a_state_from_the_middle_of_a_task_goes_on_exactly(steps: int) -> None:
+    straight, stopped = (make(compile=True, deterministic=True) for _ in range(2))
+    saved: list[Any] = []
+
+    def save() -> None:
+        saved.append(None)
+        if len(saved) == steps:
+            tensors, description = stopped.state()
+            saved[:] = [{k: v.clone() for k, v in tensors.items()}, description]
+            raise InterruptedError
+
+    for trainer in (straight, stopped):
+        trainer.learn(colours(256, 0), 2)
+    with pytest.raises(InterruptedError):
+        stopped.learn(colours(256, 2), 2, on_step=save)
+    resumed = Trainer.from_state(*saved)
+    for trainer in (straight, resumed):
+        trainer.learn(colours(256, 2), 2)
+    first, second = straight.state()[0], resumed.state()[0]
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@needs_gpu
+def test_a_replayed_step_that_is_not_finite_updates_nothing() -> None:
+    trainer = make(compile=True)
+    trainer.learn(colours(256, 0), 2)
+    step = trainer._step
+    step.begin_task()
+    chances = draw_chances(64, trainer._generators["augment"])
+    batch = colours(64, 0).to("cuda")
+    good, bad = torch.ones(64, device="cuda"), torch.full((64,), torch.nan, device="cuda")
+    trainer.method.count(2, 4)  # so that proposals count
+    for _ in range(5):
+        step(batch.images, batch.labels, good, chances)
+    assert step.failed is None
+    encoder = [p.clone() for p in trainer.method.network.encoder.parameters()]
+    step(batch.images, batch.labels, bad, chances)
+    step(batch.images, batch.labels, good, chances)
+    assert step.failed == 5
+    after = trainer.method.network.encoder.parameters()
+    assert all(torch.equal(a, b) for a, b in zip(encoder, after, strict=True))
 
 
 @needs_gpu

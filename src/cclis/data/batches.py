@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -53,21 +52,15 @@ def mix(task: int, memory: int, batch_size: int, replay_share: float | None = No
     return Mix(batch - replay, replay, steps)
 
 
-def epoch(
-    task: int, memory: int, how: Mix, generator: torch.Generator
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Indices into the task and into the memory, batch after batch.
+def epoch(task: int, memory: int, how: Mix, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Indices into the task and into the memory, a row for every batch: (steps, samples of it).
 
     Each kind is passed through in random order, and again in a new order where an epoch needs
     more than there are.
     """
     of_task = _repeated_permutation(task, how.task * how.steps, generator)
     of_memory = _repeated_permutation(memory, how.replay * how.steps, generator)
-    for step in range(how.steps):
-        yield (
-            of_task[step * how.task : (step + 1) * how.task],
-            of_memory[step * how.replay : (step + 1) * how.replay],
-        )
+    return of_task.view(how.steps, how.task), of_memory.view(how.steps, how.replay)
 
 
 def _repeated_permutation(size: int, length: int, generator: torch.Generator) -> Tensor:

@@ -20,6 +20,7 @@ class ImageSet:
 
     Attributes:
         images: uint8, (N, H, W, C) with one or three channels; a permuted view is channels-last.
+            They may stay on the host while the labels are on a GPU.
         labels: int64, (N,): the class of every image, as its index in order of arrival.
     """
 
@@ -43,11 +44,14 @@ class ImageSet:
         return len(self.labels)
 
     def __getitem__(self, index: Tensor | slice) -> ImageSet:
-        return ImageSet(self.images[index], self.labels[index])
+        there = index.to(self.images.device) if isinstance(index, Tensor) else index
+        return ImageSet(self.images[there], self.labels[index])
 
-    def to(self, device: torch.device | str) -> ImageSet:
-        """The same set on another device."""
-        return ImageSet(self.images.to(device), self.labels.to(device))
+    def to(
+        self, device: torch.device | str, *, images: torch.device | str | None = None
+    ) -> ImageSet:
+        """The same set on another device, its images on a device of their own if one is given."""
+        return ImageSet(self.images.to(images or device), self.labels.to(device))
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -57,12 +61,14 @@ class ImageSet:
 
     @staticmethod
     def concatenate(*sets: ImageSet) -> ImageSet:
-        """All sets after one another."""
+        """All sets after one another, their images where the last one's are."""
         shapes = {s.shape for s in sets}
         if len(shapes) > 1:
             found = " and ".join(str(s) for s in sorted(shapes))
             raise InputError(f"images of different sizes (height, width, channels): {found}")
-        return ImageSet(torch.cat([s.images for s in sets]), torch.cat([s.labels for s in sets]))
+        place = sets[-1].images.device
+        images = torch.cat([s.images.to(place) for s in sets])
+        return ImageSet(images, torch.cat([s.labels for s in sets]))
 
 
 def as_uint8_images(images: Any) -> Tensor:

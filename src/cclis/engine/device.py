@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import sys
 from collections.abc import Iterator
@@ -26,12 +27,18 @@ def make_fabric(options: RunOptions) -> Fabric:
     on_gpu = gpu and options.device != "cpu"
     if options.threads is not None:
         torch.set_num_threads(options.threads)
+    torch.use_deterministic_algorithms(options.deterministic)
     precision = options.precision
     if precision == "auto":
         precision = "bf16" if on_gpu else "fp32"
     if on_gpu:
-        # Which kernels are fastest for the fixed shapes here is tried out once.
-        torch.backends.cudnn.benchmark = True
+        # Which kernels are fastest for the fixed shapes here is tried out once; another process
+        # may find others.
+        torch.backends.cudnn.benchmark = not options.deterministic
+        torch.backends.cudnn.deterministic = options.deterministic
+        if options.deterministic:
+            # cuBLAS reads it when it starts.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.backends.cudnn.allow_tf32 = precision != "fp32"
         torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
     return Fabric(
@@ -41,9 +48,12 @@ def make_fabric(options: RunOptions) -> Fabric:
     )
 
 
-def compiles(options: RunOptions, device: torch.device) -> bool:
-    """Whether to compile: as asked, and on a GPU unless told otherwise."""
-    return device.type == "cuda" if options.compile is None else options.compile
+def on_host(options: RunOptions, image_bytes: int, device: torch.device) -> bool:
+    """Whether a task's images stay on the host: as asked, or when they would crowd the GPU."""
+    if options.images != "auto" or device.type != "cuda":
+        return options.images == "host"
+    # Heads look at the memory and the task joined together, which is a second copy.
+    return 2 * image_bytes > torch.cuda.mem_get_info(device)[0] // 2
 
 
 def seed_for(seed: int, *purpose: str | int) -> int:

@@ -10,10 +10,12 @@ from torch import Tensor
 
 from cclis.config import Config
 from cclis.data.augment import CHANCES, augment, draw_chances, to_float
-from cclis.engine.device import compiles
+from cclis.engine.compiling import compiled, compiled_augment, compiles
+from cclis.engine.feed import feed
 from cclis.nn.network import Network, evaluating
 
-BATCH = 1024
+BATCH = 512
+"""The paper's batch size: an encoder compiled for its teacher serves here as well."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,8 @@ class Inference:
     def __init__(self, network: Network, fabric: Fabric, config: Config):
         self.network, self._fabric, self._config = network, fabric, config
         self._compiled = compiles(config, fabric.device)
-        self._represent = (
-            torch.compile(self._represented, dynamic=False) if self._compiled else self._represented
-        )
+        self._augment = compiled_augment if self._compiled else augment
+        self._represent = compiled(self._represented, self._compiled)
 
     @property
     def device(self) -> torch.device:
@@ -52,9 +53,9 @@ class Inference:
         """Represent images as they are, or augmented with draws from a generator."""
         features, embeddings = [], []
         with evaluating(self.network), self._fabric.autocast():
-            for part in torch.split(images, BATCH):
+            for part in feed(torch.split(images, BATCH), self.device):
                 chances = None if augmented is None else draw_chances(len(part), augmented)
-                found = self._one_batch(part.to(self.device), chances)
+                found = self._one_batch(part, chances)
                 features.append(found[0])
                 embeddings.append(found[1])
         return Representation(torch.cat(features), torch.cat(embeddings))
@@ -65,10 +66,12 @@ class Inference:
             images = torch.cat([images, images.new_zeros(BATCH - count, *images.shape[1:])])
             if chances is not None:
                 chances = torch.cat([chances, chances.new_zeros(CHANCES, BATCH - count)], dim=1)
-        features, embeddings = self._represent(images, chances)
+        floats = (
+            to_float(images) if chances is None else self._augment(images, self._config, chances)
+        )
+        features, embeddings = self._represent(floats)
         return features[:count], embeddings[:count]
 
-    def _represented(self, images: Tensor, chances: Tensor | None) -> tuple[Tensor, Tensor]:
-        floats = to_float(images) if chances is None else augment(images, self._config, chances)
-        features = self.network.features(floats)
+    def _represented(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.network.features(images)
         return features.float(), self.network.project(features)

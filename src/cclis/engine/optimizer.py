@@ -24,7 +24,7 @@ class Optimizer:
     def __init__(
         self, groups: Sequence[ParameterGroup], options: TrainingOptions, device: torch.device
     ):
-        on_gpu = device.type == "cuda"
+        self._on_gpu = on_gpu = device.type == "cuda"
         self._groups = tuple(groups)
         self._sgd = torch.optim.SGD(
             [
@@ -51,9 +51,20 @@ class Optimizer:
         """Forget the gradients."""
         self._sgd.zero_grad(set_to_none=True)
 
-    def step(self) -> None:
-        """Update the parameters by their gradients."""
-        self._sgd.step()
+    def gradient_norm(self) -> Tensor:
+        """Length of the whole gradient."""
+        gradients = [p.grad for p in self._parameters() if p.grad is not None]
+        length: Tensor = torch.stack(torch._foreach_norm(gradients)).norm()
+        return length
+
+    def step(self, *, unless: Tensor) -> None:
+        """Update the parameters by their gradients, unless told not to, on the device."""
+        if self._on_gpu:
+            # The fused update reads this flag, made for loss scaling, without asking the host.
+            self._sgd.found_inf = unless.float()  # type: ignore[attr-defined]
+            self._sgd.step()
+        elif not unless:
+            self._sgd.step()
 
     def replace(self, replaced: Mapping[nn.Parameter, nn.Parameter]) -> None:
         """Go on with parameters of more or fewer rows, and with the momentum of those that stay."""

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from cclis.config import Config
 from cclis.data.augment import augment
-from cclis.engine.device import compiles
+from cclis.engine.compiling import compiled, compiled_augment, compiles
 from cclis.engine.optimizer import Optimizer
 from cclis.methods import Batch, Method
 
 WARMUP = 3
 """Steps run one kernel at a time before the next is recorded: libraries choose kernels in them."""
+NEVER = -1
 
 
 class Step:
@@ -24,6 +25,8 @@ class Step:
     A recording holds for one task: everything it reads and writes (weights, momentum, learning
     rates, batch statistics, inputs) keeps its place in memory, and shapes do not change. The steps
     before the recording are ordinary steps of training, so nothing is run twice.
+
+    A loss or gradient that is not finite updates nothing, nor does any step after it.
 
     Args:
         method: Whose losses to minimise.
@@ -37,17 +40,35 @@ class Step:
     ):
         self._method, self._optimizer = method, optimizer
         self._fabric, self._config = fabric, config
-        compiled = compiles(config, fabric.device)
-        self._graphed = compiled and fabric.device.type == "cuda"
-        self._losses = torch.compile(self._terms, dynamic=False) if compiled else self._terms
+        compiling = compiles(config, fabric.device)
+        self._graphed = compiling and fabric.device.type == "cuda"
+        self._augment = compiled_augment if compiling else augment
+        self._losses = compiled(method.losses, compiling)
+        self._number = torch.zeros((), dtype=torch.int64, device=fabric.device)
+        self._failed = torch.full_like(self._number, NEVER)
         self.begin_task()
 
-    def begin_task(self) -> None:
-        """Forget what was recorded: the next task may compute something else."""
+    def begin_task(self, done: int = 0) -> None:
+        """Forget what was recorded: the next task may compute something else.
+
+        Args:
+            done: Steps of the task taken before.
+        """
         self._steps = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: tuple[Tensor, ...] = ()
         self._recorded: dict[str, Tensor] = {}
+        self._number.fill_(done)
+        self._failed.fill_(NEVER)
+
+    @property
+    def failed(self) -> int | None:
+        """The first step of the task, counted from 0, whose loss or gradient was not finite.
+
+        On a GPU this waits for all steps so far.
+        """
+        failed = int(self._failed)
+        return None if failed == NEVER else failed
 
     def __call__(
         self, images: Tensor, labels: Tensor, proposal: Tensor, chances: Tensor
@@ -74,20 +95,28 @@ class Step:
         self._graph.replay()
         return self._recorded
 
-    def _run(self, *inputs: Tensor) -> dict[str, Tensor]:
+    def _run(
+        self, images: Tensor, labels: Tensor, proposal: Tensor, chances: Tensor
+    ) -> dict[str, Tensor]:
         self._method.before_step()
         self._optimizer.zero_grad()
         with self._fabric.autocast():
-            losses: dict[str, Tensor] = self._losses(*inputs)
-        self._fabric.backward(torch.stack(list(losses.values())).sum())
-        self._optimizer.step()
+            # Without gradients, as in inference: what is compiled for one serves the other.
+            with torch.no_grad():
+                augmented = self._augment(images, self._config, chances)
+            losses = self._losses(Batch(augmented, labels, proposal))
+        loss = torch.stack(list(losses.values())).sum()
+        self._fabric.backward(loss)
+        self._watch(loss.detach())
+        self._optimizer.step(unless=self._failed != NEVER)
         return {name: value.detach() for name, value in losses.items()}
 
-    def _terms(
-        self, images: Tensor, labels: Tensor, proposal: Tensor, chances: Tensor
-    ) -> dict[str, Tensor]:
-        batch = Batch(augment(images, self._config, chances), labels, proposal)
-        return self._method.losses(batch)
+    def _watch(self, loss: Tensor) -> None:
+        """Note the number of the first step whose loss or gradient is not finite, on the device."""
+        finite = torch.isfinite(loss + self._optimizer.gradient_norm())
+        first = ~finite & (self._failed == NEVER)
+        self._failed.copy_(torch.where(first, self._number, self._failed))
+        self._number += 1
 
     def _run_aside(self, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
         # A recording is made on a stream of its own, and so must be what warms up for it.

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,9 +14,11 @@ from torch import Tensor, nn
 
 from cclis.config import Config, make_config
 from cclis.data.augment import draw_chances
-from cclis.data.batches import epoch, mix
+from cclis.data.batches import Mix, epoch, mix
 from cclis.data.images import ImageSet
-from cclis.engine.device import generator, make_fabric, seeded
+from cclis.engine.compiling import compiles
+from cclis.engine.device import generator, make_fabric, on_host, seeded
+from cclis.engine.feed import feed
 from cclis.engine.inference import Inference
 from cclis.engine.optimizer import Optimizer
 from cclis.engine.schedule import Schedule
@@ -29,6 +30,8 @@ from cclis.nn.network import feature_dimension, make_encoder
 from cclis.progress import QUIET, Progress
 
 Record = dict[str, Any]
+GENERATORS = ("order", "augment")
+"""Those that go on from step to step; all other chance has a seed of its own for every task."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +40,34 @@ class Learned:
 
     Attributes:
         visible: The samples that were visible: the memory as it was, then the task.
-        images: How many images the steps went through.
+        images: How many images the steps went through, from where the trainer was restored.
         seconds: How long it took, scoring and selection included.
     """
 
     visible: ImageSet
     images: int
     seconds: float
+
+
+@dataclass
+class Position:
+    """How far the training of a task has come.
+
+    Attributes:
+        classes: How many classes the task brings.
+        order: State of the generator that orders samples, from before the current epoch.
+        epoch: Epochs done.
+        step: Steps of the current epoch done.
+        done: Steps of the task done.
+        totals: Sums of the loss's terms over these steps.
+    """
+
+    classes: int
+    order: Tensor
+    epoch: int = 0
+    step: int = 0
+    done: int = 0
+    totals: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Trainer:
@@ -74,15 +98,17 @@ class Trainer:
             features = feature_dimension(encoder.cpu(), image_shape)
             network = kind.make_network(config, encoder, image_shape[2], features, classes)
         network = self.fabric.to_device(network)
+        network.compiled = compiles(config, self.fabric.device)
         if self.fabric.device.type == "cuda":
             network = network.to(memory_format=torch.channels_last)
         self.method = kind(config, network)
         self.memory = Memory(config.memory)
         self.inference = Inference(network, self.fabric, config)
         self.task_sizes: list[int] = []
-        self._order = generator(self.fabric.device, config.seed, "order")
-        self._augment = generator(self.fabric.device, config.seed, "augment")
-        self._keep = generator("cpu", config.seed, "keep")
+        self._position: Position | None = None
+        self._generators = {
+            name: generator(self.fabric.device, config.seed, name) for name in GENERATORS
+        }
         groups = self.method.parameter_groups()
         self._optimizer = Optimizer(groups, config, self.fabric.device)
         self._step = Step(self.method, self._optimizer, self.fabric, config)
@@ -92,14 +118,24 @@ class Trainer:
         task: ImageSet,
         new_classes: int,
         on_epoch: Callable[[Record], None] = lambda record: None,
+        on_step: Callable[[], None] = lambda: None,
+        on_trained: Callable[[], None] = lambda: None,
     ) -> Learned:
         """Learn a task whose classes are the next `new_classes` in order of arrival.
 
-        If it fails or is interrupted, everything is as it was before.
+        If it fails or is interrupted, everything is as it was before. A trainer restored from the
+        middle of a task goes on from there.
+
+        Args:
+            task: The samples.
+            new_classes: How many classes they bring.
+            on_epoch: Called with a record of every epoch.
+            on_step: Called after every step; `state` taken there is complete.
+            on_trained: Called when only the memory is left to be refilled; likewise.
         """
         self._check(task, new_classes)
         with self.all_or_nothing():
-            return self._learn(task, new_classes, on_epoch)
+            return self._learn(task, new_classes, on_epoch, on_step, on_trained)
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
@@ -113,74 +149,113 @@ class Trainer:
             raise
 
     def _learn(
-        self, task: ImageSet, new_classes: int, on_epoch: Callable[[Record], None]
+        self,
+        task: ImageSet,
+        new_classes: int,
+        on_epoch: Callable[[Record], None],
+        on_step: Callable[[], None],
+        on_trained: Callable[[], None],
     ) -> Learned:
         started = time.perf_counter()
-        task = task.to(self.fabric.device)
-        if not self.task_sizes:
-            self.method.network.normalise_to(task.images)
-        self._make_room(self.method.seen + new_classes)
-        self.method.begin_task(new_classes)
-        self._step.begin_task()
-        images = self._train(task, on_epoch)
+        device = self.fabric.device
+        stay = on_host(self.config, task.images.nbytes, device)
+        task = task.to(device, images="cpu" if stay else device)
+        if self._position is None:
+            if not self.task_sizes:
+                self.method.network.normalise_to(task.images)
+            self._make_room(self.method.seen + new_classes)
+            self.method.begin_task(new_classes)
+            self._position = Position(new_classes, self._generators["order"].get_state())
+        images = self._train(task, self._position, on_epoch, on_step)
+        on_trained()
         visible = self.memory.visible(task)
         self._refill(visible)
+        self._position = None
         self.task_sizes.append(new_classes)
         return Learned(visible, images, time.perf_counter() - started)
 
-    def _train(self, task: ImageSet, on_epoch: Callable[[Record], None]) -> int:
+    def _train(
+        self,
+        task: ImageSet,
+        position: Position,
+        on_epoch: Callable[[Record], None],
+        on_step: Callable[[], None],
+    ) -> int:
         config, index = self.config, len(self.task_sizes)
         epochs = config.first_epochs if index == 0 and config.first_epochs else config.epochs
         how = mix(len(task), len(self.memory), config.batch_size, config.replay_share)
         schedule = Schedule(epochs, how.steps, config.warmup_epochs)
-        started, done = time.perf_counter(), 0
+        started, before = time.perf_counter(), position.done
+        self._step.begin_task(before)
         self.method.network.train()
         with self._progress.bar(f"task {index + 1}  training", epochs * how.steps) as bar:
-            for number in range(epochs):
-                totals: dict[str, Tensor] = {}
-                for chosen, replayed in epoch(len(task), len(self.memory), how, self._order):
-                    rate = self._optimizer.set_learning_rates(schedule, done)
-                    for name, value in self._step(*self._batch(task, chosen, replayed)).items():
-                        totals[name] = totals.get(name, torch.zeros_like(value)) + value
-                    done += 1
+            bar.advance(before)
+            while position.epoch < epochs:
+                for batch in self._batches(task, how, position):
+                    rate = self._optimizer.set_learning_rates(schedule, position.done)
+                    for name, value in self._step(*batch).items():
+                        so_far = position.totals.get(name)
+                        # A recorded step writes its next losses to the same place.
+                        position.totals[name] = value.clone() if so_far is None else so_far + value
+                    position.step += 1
+                    position.done += 1
                     bar.advance()
+                    if position.step < how.steps:
+                        on_step()
+                self._stop_if_failed(how, index)
                 # Once an epoch the numbers come to the host; a step never waits for them.
-                losses = {name: float(total) / how.steps for name, total in totals.items()}
+                losses = {name: float(sum_) / how.steps for name, sum_ in position.totals.items()}
                 loss = sum(losses.values())
-                speed = done * how.batch / (time.perf_counter() - started)
+                speed = (position.done - before) * how.batch / (time.perf_counter() - started)
                 bar.advance(0, note=f"loss {loss:.3f}  {speed:,.0f} img/s")
-                self._stop_unless_finite(loss, index, number)
                 on_epoch(
                     {
                         "task": index,
-                        "epoch": number,
+                        "epoch": position.epoch,
                         "loss": loss,
                         "losses": losses,
                         "learning_rate": rate,
                         "images_per_second": speed,
                     }
                 )
-        return done * how.batch
+                position.epoch, position.step, position.totals = position.epoch + 1, 0, {}
+                position.order = self._generators["order"].get_state()
+                on_step()
+        return (position.done - before) * how.batch
 
-    def _batch(self, task: ImageSet, chosen: Tensor, replayed: Tensor) -> tuple[Tensor, ...]:
-        images, labels = task.images[chosen], task.labels[chosen]
-        proposal = torch.ones(len(chosen), device=images.device)
-        if self.memory.samples is not None and len(replayed):
-            past = self.memory.samples[replayed]
-            images = torch.cat([images, past.images])
-            labels = torch.cat([labels, past.labels])
-            proposal = torch.cat([proposal, self.memory.proposal[replayed]])
-        return images, labels, proposal, draw_chances(len(labels), self._augment)
+    def _batches(
+        self, task: ImageSet, how: Mix, position: Position
+    ) -> Iterator[tuple[Tensor, ...]]:
+        """What the steps of an epoch take, from where it was left."""
+        chances, place = self._generators["augment"], task.images.device
+        of_task, of_memory = (
+            rows[position.step :]
+            for rows in epoch(len(task), len(self.memory), how, self._generators["order"])
+        )
+        chosen = (task.images[indices] for indices in of_task.to(place))
+        fed = feed(chosen, self.fabric.device)
+        for new, indices, replayed in zip(fed, of_task, of_memory, strict=True):
+            images, labels = new, task.labels[indices]
+            proposal = torch.ones(how.task, device=new.device)
+            if self.memory.samples is not None and how.replay:
+                past = self.memory.samples[replayed]
+                images = torch.cat([images, past.images])
+                labels = torch.cat([labels, past.labels])
+                proposal = torch.cat([proposal, self.memory.proposal[replayed]])
+            yield images, labels, proposal, draw_chances(how.batch, chances)
 
     def _refill(self, visible: ImageSet) -> None:
-        title = f"task {len(self.task_sizes) + 1}  scoring"
-        with self._progress.bar(title, self.method.passes) as bar:
+        index, seed = len(self.task_sizes), self.config.seed
+        chances = generator(self.fabric.device, seed, "score", index)
+        with self._progress.bar(f"task {index + 1}  scoring", self.method.passes) as bar:
 
             def embed() -> Tensor:
                 bar.advance()
-                return self.inference(visible.images, self._augment).embeddings
+                return self.inference(visible.images, chances).embeddings
 
-            kept = self.method.keep(visible.labels, self.memory.capacity, embed, self._keep)
+            kept = self.method.keep(
+                visible.labels, self.memory.capacity, embed, generator("cpu", seed, "keep", index)
+            )
         self.memory.replace(visible[kept.indices], kept.proposal)
 
     def _make_room(self, classes: int) -> None:
@@ -203,32 +278,52 @@ class Trainer:
             )
         if len(task) < 2:
             raise InputError("a task needs at least two samples")
-        low, high = self.method.seen, self.method.seen + new_classes
+        if self._position is not None and self._position.classes != new_classes:
+            raise InputError(
+                f"a task of {self._position.classes} classes was begun, not one of {new_classes}"
+            )
+        low = sum(self.task_sizes)
+        high = low + new_classes
         if new_classes < 1 or int(task.labels.min()) < low or int(task.labels.max()) >= high:
             raise InputError(
                 f"labels out of range: this task's classes are {low} to {high - 1}, "
                 f"but labels reach from {int(task.labels.min())} to {int(task.labels.max())}"
             )
 
-    def _stop_unless_finite(self, loss: float, task: int, number: int) -> None:
-        if not math.isfinite(loss):
+    def _stop_if_failed(self, how: Mix, task: int) -> None:
+        failed = self._step.failed
+        if failed is not None:
             raise InputError(
-                f"the loss became {loss} in epoch {number + 1} of task {task + 1}: "
-                f"try a lower learning_rate than {self.config.learning_rate:g}"
+                f"the loss or its gradient was no longer finite in task {task + 1}, epoch "
+                f"{failed // how.steps + 1}, step {failed % how.steps + 1} of {how.steps} "
+                f"(learning_rate {self.config.learning_rate:g}, precision "
+                f"{self.config.precision}); try a lower learning_rate"
             )
 
+    @property
+    def steps(self) -> int | None:
+        """Steps of the current task done; None between tasks."""
+        return None if self._position is None else self._position.done
+
     def state(self) -> tuple[dict[str, Tensor], Record]:
-        """Everything needed to go on after this task, as tensors and a description."""
+        """Everything needed to go on from here, as tensors and a description."""
         tensors = {f"network.{k}": v for k, v in self.method.network.state_dict().items()}
         tensors |= {f"memory.{name}": value for name, value in self.memory.state().items()}
         tensors |= {f"momentum.{name}": value for name, value in self._optimizer.state().items()}
-        for name in ("order", "augment", "keep"):
-            tensors[f"generator.{name}"] = getattr(self, f"_{name}").get_state()
+        for name, source in self._generators.items():
+            tensors[f"generator.{name}"] = source.get_state()
+        position = self._position
+        if position is not None:
+            tensors |= {f"method.{name}": value for name, value in self.method.state().items()}
+            tensors |= {f"total.{name}": value for name, value in position.totals.items()}
+            tensors["generator.order"] = position.order
         description = {
             "config": self.config.to_dict(),
             "image_shape": list(self.image_shape),
             "classes": self.method.network.classes,
             "task_sizes": list(self.task_sizes),
+            "position": position
+            and {name: getattr(position, name) for name in ("classes", "epoch", "step", "done")},
         }
         return tensors, description
 
@@ -267,14 +362,22 @@ class Trainer:
             raise InputError(f"these weights belong to another network: {error}") from None
         self.memory.load(_under("memory.", here))
         self._optimizer.load(_under("momentum.", here))
-        for name in ("order", "augment", "keep"):
-            stored: torch.Generator = getattr(self, f"_{name}")
+        for name, source in self._generators.items():
             state = tensors[f"generator.{name}"]
             # A state from another kind of device does not fit; that generator starts afresh.
-            if stored.get_state().shape == state.shape:
-                stored.set_state(state.cpu())
+            if source.get_state().shape == state.shape:
+                source.set_state(state.cpu())
         self.task_sizes = list(description["task_sizes"])
-        self.method.count(sum(self.task_sizes[:-1]), sum(self.task_sizes))
+        position = description["position"]
+        if position is None:
+            self._position = None
+            self.method.count(sum(self.task_sizes[:-1]), sum(self.task_sizes))
+        else:
+            order = self._generators["order"].get_state()
+            self._position = Position(order=order, totals=_under("total.", here), **position)
+            seen = sum(self.task_sizes)
+            self.method.count(seen, seen + position["classes"])
+            self.method.load(_under("method.", here))
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -124,10 +124,17 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
         """
         return Kept(labels.new_empty(0), torch.empty(0, device=labels.device))
 
+    def state(self) -> dict[str, Tensor]:
+        """What the losses of the current task use beside the network, by name."""
+        return {}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take back what `state` gave."""
+
     def parameter_groups(self) -> list[ParameterGroup]:
         """The network's parameters with their learning rates."""
         return [ParameterGroup(list(self.network.parameters()), self.config.learning_rate)]
 
     def frozen_copy(self) -> NetworkT:
-        """The network as it is now, as a teacher: no gradients, batch norm in eval mode."""
-        return copy.deepcopy(self.network).eval().requires_grad_(False)
+        """The network as it is now, as a teacher in eval mode; call it without gradients."""
+        return copy.deepcopy(self.network).eval()

@@ -38,13 +38,21 @@ class CCLIS(Method[CCLISConfig, PrototypeNetwork]):
     def begin_task(self, new_classes: int) -> None:
         """From the second task on, the model so far becomes the teacher."""
         super().begin_task(new_classes)
-        if not self.config.distillation or not self.old:
+        if self.config.distillation and self.old:
+            self.load(dict(self.network.state_dict()))
+
+    def state(self) -> dict[str, Tensor]:
+        """The teacher."""
+        return {} if self.teacher is None else dict(self.teacher.state_dict())
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Make a teacher of this state of the network."""
+        if not state:
             return
         if self.teacher is None or self.teacher.classes != self.network.classes:
             self.teacher = self.frozen_copy()
-        else:
-            # In place, so that what was compiled with this teacher serves for the next task.
-            self.teacher.load_state_dict(self.network.state_dict())
+        # In place, so that what was compiled with this teacher serves for the next task.
+        self.teacher.load_state_dict(state)
 
     def before_step(self) -> None:
         """Prototypes stay on the unit sphere."""

@@ -62,15 +62,34 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             part.training = training
 
 
+def _encode(encoder: nn.Module, images: Tensor) -> Tensor:
+    features: Tensor = encoder(images)
+    return features
+
+
+_compiled_encode = torch.compile(_encode, dynamic=False)
+
+
+@torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call, untyped-decorator]
+def _encode_compiled(encoder: nn.Module, images: Tensor) -> Tensor:
+    """Compiled apart from what calls it: that takes by far the longest, and happens once for
+    training and once for all that only looks, teachers included, whatever the losses are."""
+    return _compiled_encode(encoder, images)
+
+
 class Network(nn.Module, ABC):
     """An encoder that takes images within [0, 1] and normalises them itself.
 
     What it holds per class has a fixed number of rows, so that shapes do not change as classes
     arrive; `widen` makes room for more, or takes back room that was not used.
+
+    Attributes:
+        compiled: Whether the encoder runs compiled.
     """
 
     mean: Tensor
     std: Tensor
+    compiled = False
 
     def __init__(self, encoder: nn.Module, channels: int):
         super().__init__()
@@ -101,8 +120,8 @@ class Network(nn.Module, ABC):
             # A fifth slower than channels-last, which crashes torch 2.13's CPU convolutions of 8
             # channels on more than 32 pixels (the kind of fault of pytorch issue 136348).
             normalised = normalised.contiguous()
-        features: Tensor = self.encoder(normalised)
-        return features
+        encode = _encode_compiled if self.compiled else _encode
+        return encode(self.encoder, normalised)
 
     @abstractmethod
     def project(self, features: Tensor) -> Tensor:

@@ -1,0 +1,121 @@
+"""Checkpoints of a run: whole and verified, or not there.
+
+Each is two files: `NAME.safetensors` and, written last, `NAME.json` with its size and checksum. A
+checkpoint without the second was never finished. `task-2` is the state after the third task;
+`task-2-step-740` is one from the middle of it, and of those only the newest are kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cclis
+from cclis.errors import InputError
+from cclis.files import pack_tensors, read_json, unpack_tensors, write_atomically, write_json
+
+FORMAT = 2
+"""Raised whenever a checkpoint of before could no longer be gone on from."""
+KEPT = 2
+"""How many of the newest checkpoints stay, beside those of finished tasks."""
+NAME = re.compile(r"task-(\d{1,9})(?:-step-(\d{1,15}))?")
+
+State = tuple[dict[str, Any], dict[str, Any]]
+"""Tensors by name, and a description that JSON can hold."""
+
+
+class Checkpoints:
+    """The checkpoints in a folder."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    @property
+    def names(self) -> list[str]:
+        """Of those whose writing was finished, oldest first."""
+        found = [p.stem for p in self.folder.glob("*.json") if NAME.fullmatch(p.stem)]
+        return sorted(found, key=_age)
+
+    def save(self, name: str, state: State) -> None:
+        """Write a checkpoint, and then remove those that are no longer needed."""
+        tensors, description = state
+        content = pack_tensors(tensors, {**description, "format": FORMAT})
+        write_atomically(self._tensors(name), content)
+        write_json(
+            self._manifest(name),
+            {
+                "format": FORMAT,
+                "cclis": cclis.__version__,
+                "bytes": len(content),
+                "sha256": hashlib.sha256(content).hexdigest(),
+            },
+        )
+        for old in self.names[:-KEPT]:
+            if "step" in old:
+                # The manifest first: what is left without one counts as never finished.
+                self._manifest(old).unlink(missing_ok=True)
+                self._tensors(old).unlink(missing_ok=True)
+
+    def load(self, name: str) -> State:
+        """Read a checkpoint, if it is what was written."""
+        path = self._tensors(name)
+        if not self._manifest(name).is_file():
+            raise InputError(f"{path} is missing or was never finished")
+        manifest = read_json(self._manifest(name))
+        try:
+            made, version = int(manifest["format"]), str(manifest["cclis"])
+            size, digest = int(manifest["bytes"]), str(manifest["sha256"])
+        except (KeyError, TypeError, ValueError):
+            raise InputError(f"{self._manifest(name)} is damaged") from None
+        if made != FORMAT:
+            age = "a newer" if made > FORMAT else "an older"
+            raise InputError(
+                f"{path} was written by {age} cclis ({version}) in format {made}; this is "
+                f"{cclis.__version__} with format {FORMAT}. Use that version for it"
+            )
+        try:
+            # The size first, so that no file, however large, is read in vain.
+            if path.stat().st_size != size:
+                raise InputError(f"{path} is damaged: it has not the {size} bytes it had")
+            content = path.read_bytes()
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror}") from None
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise InputError(f"{path} is damaged: its checksum is not what it was")
+        return unpack_tensors(content, str(path))
+
+    def newest(self, warn: Callable[[str], None]) -> State | None:
+        """The newest checkpoint that is whole; what is wrong with newer ones is said.
+
+        Nothing is written or removed.
+        """
+        for name in reversed(self.names):
+            try:
+                return self.load(name)
+            except InputError as error:
+                warn(f"{error}; going back to the checkpoint before it")
+        return None
+
+    def clean(self) -> None:
+        """Remove what an interrupted save left behind; nobody else may be writing here."""
+        whole = set(self.names)
+        for path in self.folder.iterdir():
+            temporary = path.name.startswith(".")
+            orphan = path.suffix == ".safetensors" and path.stem not in whole
+            if path.is_file() and (temporary or orphan):
+                path.unlink()
+
+    def _tensors(self, name: str) -> Path:
+        return self.folder / f"{name}.safetensors"
+
+    def _manifest(self, name: str) -> Path:
+        return self.folder / f"{name}.json"
+
+
+def _age(name: str) -> tuple[int, float]:
+    parts = NAME.fullmatch(name)
+    assert parts is not None
+    return int(parts[1]), float(parts[2] or "inf")

@@ -1,0 +1,59 @@
+"""Whether to compile, what is compiled for all alike, and how long it took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar, cast
+
+import torch
+
+from cclis.config import RunOptions
+from cclis.data.augment import augment
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def compiles(options: RunOptions, device: torch.device) -> bool:
+    """Whether to compile: as asked, and on a GPU unless told otherwise."""
+    return device.type == "cuda" if options.compile is None else options.compile
+
+
+def compiled(function: Function, yes: bool) -> Function:
+    """A function compiled for the shapes it is called with, or as it is."""
+    if not yes:
+        return function
+    _clock()
+    return cast(Function, torch.compile(function, dynamic=False))
+
+
+compiled_augment = torch.compile(augment, dynamic=False)
+"""One for training and inference: at the same batch size it is compiled once."""
+
+
+def seconds_compiling() -> float:
+    """How long this process has spent compiling so far."""
+    return _clock().seconds if _clock.cache_info().currsize else 0.0
+
+
+class _Clock:
+    seconds = 0.0
+
+    def __init__(self) -> None:
+        from torch._dynamo.callback import on_compile_end, on_compile_start
+
+        self._started = 0.0
+        on_compile_start(self._start)
+        on_compile_end(self._stop)
+
+    def _start(self, _: object) -> None:
+        self._started = time.perf_counter()
+
+    def _stop(self, _: object) -> None:
+        self.seconds += time.perf_counter() - self._started
+
+
+@cache
+def _clock() -> _Clock:
+    return _Clock()

@@ -1,0 +1,58 @@
+"""Signals that ask a run to stop: the first at the next safe place, the second at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)
+)
+
+
+class Interrupted(BaseException):
+    """A run was asked to stop, and did."""
+
+
+class Interruption:
+    """While the block runs, a first signal is noted for `check`; a second ends the process.
+
+    Attributes:
+        waits: Whether a signal waits for `check`. Otherwise it interrupts wherever the program is.
+    """
+
+    waits = False
+
+    def __init__(self) -> None:
+        self._asked: int | None = None
+        self._before: dict[int, Any] = {}
+
+    @property
+    def asked(self) -> bool:
+        """Whether a signal has come."""
+        return self._asked is not None
+
+    def check(self) -> None:
+        """Stop here if a signal has come."""
+        if self._asked is not None:
+            raise Interrupted(signal.Signals(self._asked).name)
+
+    def __enter__(self) -> Interruption:
+        # Only the main thread may, and only there do signals arrive.
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        if self._asked is not None:
+            os._exit(128 + number)
+        self._asked = number
+        if not self.waits:
+            self.check()
