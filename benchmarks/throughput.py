@@ -4,8 +4,8 @@
 
 Measures the package's own training loop (augmentation included) on random images: the first task
 and one with the teacher, at several batch and image sizes, and with the images on the host; the
-forward passes used for scoring and evaluation; the parts of a step; on a GPU, which kernels take its
-time; and a plain baseline written as most people would write it: a DataLoader with one worker a
+forward passes used for scoring and evaluation; the parts of a step; on a GPU, the kernels that take
+its time; and a plain baseline written as most people would write it: a DataLoader with one worker a
 core, torchvision's transforms, eager 32-bit training. Prints and writes JSON.
 """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from types import FrameType
@@ -51,8 +50,9 @@ class Interruption:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
-        if self._asked is not None:
-            os._exit(128 + number)
         self._asked = number
+        # A handler waits for the end of a long operation; the system's own does not.
+        for another in SIGNALS:
+            signal.signal(another, signal.SIG_DFL)
         if not self.waits:
             self.check()
