@@ -272,3 +272,25 @@ def test_interrupting_says_so(capsys, monkeypatch) -> None:
     monkeypatch.setattr(cclis.experiment, "train", interrupt)
     assert main(["train"]) == 130
     assert "interrupted" in capsys.readouterr().err
+
+
+def test_resume_goes_on_shows_the_result_and_takes_no_other_settings(capsys) -> None:
+    quick = [part for k, v in QUICK.items() for part in (f"--{k}", str(v))]
+    assert main(["train", "--output", "run", "--tasks", "2", *quick]) == 0
+    capsys.readouterr()
+    assert main(["train", "--resume", "run"]) == 0
+    said = capsys.readouterr()
+    assert "has ended already" in said.err
+    assert "Class-IL" in said.out
+    assert main(["train", "--resume", "run", "--seed", "4"]) == 2
+    assert "a run goes on with its own settings: seed 0 → 4" in capsys.readouterr().err
+    assert main(["train", "--resume", "nowhere"]) == 2
+    assert "nowhere is not a run directory" in capsys.readouterr().err
+
+
+def test_a_memory_smaller_than_the_classes_is_said_before_training(capsys) -> None:
+    quick = [part for k, v in QUICK.items() for part in (f"--{k}", str(v))]
+    assert main(["train", "--memory", "3", "--output", "run", *quick]) == 0
+    said = capsys.readouterr().err
+    assert "a memory of 3 is smaller than the 10 classes" in said
+    assert said.index("smaller than") < said.index("training")

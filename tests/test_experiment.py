@@ -11,7 +11,7 @@ import pytest
 
 from cclis.config import make_config, read_yaml, recipe_path
 from cclis.errors import InputError
-from cclis.experiment import reevaluate, train
+from cclis.experiment import reevaluate, resume, train
 from cclis.runs import Run
 from tests.conftest import QUICK
 
@@ -164,3 +164,73 @@ def test_two_tasks_of_real_cifar_with_a_resnet(real_cifar: Path, tmp_path) -> No
 def test_classes_may_be_fewer_than_the_memory_holds(tmp_path) -> None:
     result = quick(tmp_path / "run", memory=3, tasks=[2, 2, 2]).result
     assert len(result["class_il"]["means"]["matrix"]) == 3
+
+
+def test_a_first_task_taken_over_gives_the_same_bits(run: Run, tmp_path) -> None:
+    changed = {"memory": 30, "selection": "random", "distill_weight": 0.1, "probe_epochs": 1}
+    common = {"tasks": [3, 2, 4], **changed}
+    taken = quick(tmp_path / "taken", start_from=str(run.path), **common)
+    own = quick(tmp_path / "own", **common)
+    assert numbers(taken.result) == numbers(own.result)
+    last, other = (r.checkpoints.load("task-2")[0] for r in (taken, own))
+    assert last.keys() == other.keys()
+    assert all(bool((last[name] == other[name]).all()) for name in last)
+
+
+def test_a_first_task_of_other_settings_is_not_taken_over(run: Run, tmp_path) -> None:
+    with pytest.raises(InputError, match=r"other settings: seed 0 → 1; learning_rate 0\.1 → 0\.2"):
+        quick(
+            tmp_path / "run",
+            memory=40,
+            tasks=[3, 2, 4],
+            start_from=str(run.path),
+            learning_rate=0.2,
+            seed=1,
+        )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "changed", [{"epochs": 9}, {"class_order": 3}, {"encoder": "resnet18"}, {"tasks": [3, 6]}]
+)
+def test_a_run_is_resumed_with_its_own_settings_alone(run: Run, tmp_path, changed) -> None:
+    copy = Run(tmp_path / "copy")
+    shutil.copytree(run.path, copy.path)
+    (copy.path / "result.json").unlink()
+    name = next(iter(changed))
+    other = make_config("cclis", {**_settings(copy), **changed})
+    with pytest.raises(InputError, match=f"its own settings: {name} .* → "):
+        resume(copy, other)
+    # Nor does it help to change them in the run's own file.
+    settings = read_yaml(copy.path / "config.yaml") | changed
+    (copy.path / "config.yaml").write_text(json.dumps(settings))
+    with pytest.raises(InputError, match=f"the checkpoint has others: {name} .* → "):
+        resume(copy, other)
+
+
+def test_a_run_is_resumed_on_its_own_data_alone(tmp_path) -> None:
+    import numpy as np
+
+    chance = np.random.default_rng(0)
+
+    def write(count: int) -> None:
+        x = chance.integers(0, 256, (count, 8, 8), dtype=np.uint8)
+        y = np.arange(count) % 4
+        np.savez(tmp_path / "own.npz", x_train=x, y_train=y, x_test=x[:8], y_test=y[:8])
+
+    write(40)
+    done = quick(tmp_path / "run", benchmark="npz", data=str(tmp_path / "own.npz"))
+    (done.path / "result.json").unlink()
+    write(44)
+    with pytest.raises(InputError, match="another stream: samples 40 → 44"):
+        resume(done, done.config)
+
+
+def test_an_ended_run_is_left_as_it_is(run: Run) -> None:
+    before = (run.path / "result.json").read_bytes()
+    assert resume(run, run.config) is run
+    assert (run.path / "result.json").read_bytes() == before
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    return {k: v for k, v in run.config.to_dict().items() if k != "method"}

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
 
 from cclis import ContinualLearner, InputError, load_benchmark
@@ -251,3 +252,33 @@ def test_an_interrupted_fit_of_the_head_leaves_the_learner_as_it_was(monkeypatch
     for one in (straight, interrupted):
         one.learn(images, labels)
     np.testing.assert_array_equal(interrupted.predict_proba(test), straight.predict_proba(test))
+
+
+def test_classes_may_come_again_only_on_request() -> None:
+    digits = load_digits()
+    images, labels = digits.images / 16, digits.target
+    learner = ContinualLearner(memory=40, **{**QUICK, "epochs": 8})
+
+    def some(classes: list[int], part: slice) -> tuple[Any, Any]:
+        chosen = np.flatnonzero(np.isin(labels, classes))[part]
+        return images[chosen], labels[chosen]
+
+    learner.learn(*some([0, 1], slice(0, 200)))
+    before = learner.predict_proba(some([0, 1], slice(200, 300))[0])
+    with pytest.raises(InputError, match="class 1 was learned before"):
+        learner.learn(*some([1, 2], slice(0, 200)))
+    learner.learn(*some([1, 2], slice(0, 200)), again=True)
+    assert learner.classes == [0, 1, 2]
+    learner.learn(*some([0, 2], slice(100, 250)), again=True)
+    assert learner.classes == [0, 1, 2]
+    assert learner.predict_proba(some([0, 1], slice(200, 300))[0]).shape[1] == 3 > before.shape[1]
+    test = some([0, 1, 2], slice(400, 540))
+    assert (learner.predict(test[0]) == test[1]).mean() > 0.8
+
+
+def test_a_memory_smaller_than_the_classes_is_said() -> None:
+    digits = load_digits()
+    chosen = digits.target < 4
+    learner = ContinualLearner(memory=3, **QUICK)
+    with pytest.warns(UserWarning, match="a memory of 3 is smaller than the 4 classes"):
+        learner.learn(digits.images[chosen] / 16, digits.target[chosen])

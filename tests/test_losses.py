@@ -439,3 +439,22 @@ class TestPrd:
         assert loss.item() == pytest.approx(expected, rel=1e-4)
         assert student.grad is not None
         assert student.grad.isfinite().all()
+
+
+def test_samples_of_old_classes_that_were_not_replayed_are_not_weighted() -> None:
+    chance = torch.Generator().manual_seed(0)
+    similarity = torch.rand(4, 7, generator=chance, dtype=torch.float64) * 2 - 1
+    labels = torch.tensor([0, 1, 2, 3, 0, 1, 1])
+    proposal = torch.tensor([0.2, 0.3, -1.0, -1.0, -1.0, 0.1, -1.0], dtype=torch.float64)
+    total, t = 0.0, 0.5
+    for j, i in enumerate(labels.tolist()):
+        denominator = 0.0
+        for k, m in enumerate(labels.tolist()):
+            weight = 1.0
+            if i < 2 and m < 2 and m != i and proposal[k] >= 0:
+                drawn = sum(1 for n in range(7) if labels[n] == m and proposal[n] >= 0)
+                weight = 1 / (float(proposal[k]) * drawn)
+            denominator += weight * math.exp(float(similarity[i, k]) / t)
+        total += -float(similarity[i, j]) / t + math.log(denominator)
+    found = sample_nce(similarity, labels, temperature=t, proposal=proposal, old_classes=2)
+    assert float(found) == pytest.approx(total / 7, abs=1e-12)

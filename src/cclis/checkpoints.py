@@ -65,11 +65,12 @@ class Checkpoints:
         if not self._manifest(name).is_file():
             raise InputError(f"{path} is missing or was never finished")
         manifest = read_json(self._manifest(name))
-        try:
-            made, version = int(manifest["format"]), str(manifest["cclis"])
-            size, digest = int(manifest["bytes"]), str(manifest["sha256"])
-        except (KeyError, TypeError, ValueError):
-            raise InputError(f"{self._manifest(name)} is damaged") from None
+        expected = {"format": int, "cclis": str, "bytes": int, "sha256": str}
+        if not isinstance(manifest, dict) or any(
+            type(manifest.get(key)) is not kind for key, kind in expected.items()
+        ):
+            raise InputError(f"{self._manifest(name)} is damaged")
+        made, version, size, digest = (manifest[key] for key in expected)
         if made != FORMAT:
             age = "a newer" if made > FORMAT else "an older"
             raise InputError(

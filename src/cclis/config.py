@@ -49,6 +49,8 @@ class StreamOptions(Options):
     """Seed that permutes the order in which classes arrive [default: the dataset's order]."""
     image_size: int | None = None
     """Side that images of an image folder are resized to [default: as they are]."""
+    skip_corrupt: bool = False
+    """Leave out images of an image folder that cannot be read, instead of stopping."""
     limit: int | None = None
     """Samples of each class to use, of the training and of the test split [default: all]."""
 
@@ -254,6 +256,7 @@ _POSITIVE = {
     "temperature", "teacher_temperature", "student_temperature", "crop_scale",
 }  # fmt: skip
 _SHARE = {"flip", "jitter", "grayscale", "blur", "crop_scale", "replay_share"}
+_LONGEST_YAML = 1 << 20
 _STRONGEST_JITTER = 2.5  # beyond it a factor could turn negative and invert the image
 
 
@@ -346,8 +349,16 @@ def recipe_for(benchmark: str, method: str, memory: int | None) -> str | None:
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file that holds settings by name."""
     try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        if path.stat().st_size > _LONGEST_YAML:
+            raise InputError(f"cannot read {path}: it is too long for a file of settings")
+        text = path.read_text(encoding="utf-8")
+        # References let a few lines unfold into gigabytes.
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+            raise InputError(f"cannot read {path}: settings do not refer to each other by *name")
+        loaded = yaml.safe_load(text)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"cannot read {path}: {error}") from None
     if not isinstance(loaded, dict):
         raise InputError(f"{path} must hold settings as 'name: value' lines")

@@ -17,8 +17,13 @@ from cclis.checkpoints import State
 from cclis.config import Config, EvaluationOptions
 from cclis.data.benchmarks import Benchmark, Task, load_benchmark
 from cclis.engine.compiling import seconds_compiling
-from cclis.engine.device import device_name, peak_memory
-from cclis.engine.trainer import Learned, Trainer
+from cclis.engine.device import (
+    device_name,
+    global_chance,
+    peak_memory,
+    restore_global_chance,
+)
+from cclis.engine.trainer import Learned, Trainer, under
 from cclis.errors import InputError
 from cclis.evaluation.accuracy import Accuracies, evaluate
 from cclis.files import write_atomically
@@ -42,7 +47,7 @@ class Journey:
         self._stream = {
             "class_names": list(benchmark.class_names),
             "task_sizes": list(benchmark.task_sizes),
-            "samples": [len(task.train) for task in benchmark],
+            "samples": benchmark.samples,
         }
         self.rows: list[Row] = []
         self.images = 0
@@ -66,6 +71,9 @@ class Journey:
         steps, task = self.trainer.steps, len(self.trainer.task_sizes)
         name = f"task-{task - 1}" if steps is None else f"task-{task}-step-{steps}"
         tensors, description = self.trainer.state()
+        chance, description["chance"] = global_chance()
+        tensors |= {f"chance.{name}": state for name, state in chance.items()}
+        description["versions"] = versions()
         description["journey"] = {
             "stream": self._stream,
             "rows": [_plain(row) for row in self.rows],
@@ -82,6 +90,7 @@ class Journey:
         there = description["journey"]
         _refuse_differences(there["stream"], self._stream, "this checkpoint learned another stream")
         self.trainer.restore(tensors, description)
+        restore_global_chance(under("chance.", tensors), description["chance"])
         self.rows = [{h: Accuracies(**found) for h, found in r.items()} for r in there["rows"]]
         self.images = there["images"]
         self._before = there["seconds"]
@@ -163,6 +172,11 @@ def _learn_all(journey: Journey, benchmark: Benchmark, progress: Progress) -> No
         f"{config.method} on {config.benchmark}: {len(benchmark)} tasks, {benchmark.classes} "
         f"classes, memory {config.memory}, on {device_name(device)}"
     )
+    if 0 < config.memory < benchmark.classes:
+        progress.say(
+            f"a memory of {config.memory} is smaller than the {benchmark.classes} classes: some "
+            "will keep no sample, and nothing but distillation holds them"
+        )
     if trainer.task_sizes or trainer.steps:
         where = f", after step {trainer.steps}" if trainer.steps else ""
         progress.say(f"going on in task {len(trainer.task_sizes) + 1}{where}")
@@ -328,6 +342,7 @@ def _benchmark(config: Config, progress: Progress) -> Benchmark:
         tasks=config.tasks,
         class_order=config.class_order,
         image_size=config.image_size,
+        skip_corrupt=config.skip_corrupt,
         limit=config.limit,
         progress=progress,
     )

@@ -17,6 +17,10 @@ CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EROFS}
 """What the disk says when it is full or broken."""
 
 
+LONGEST_JSON = 1 << 28
+"""Bytes of the longest JSON file that is read."""
+
+
 @contextmanager
 def appearing(path: Path) -> Iterator[BinaryIO]:
     """A file to write that nobody ever sees half of, even after a crash.
@@ -64,8 +68,10 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """Read JSON, or say what is wrong with it."""
     try:
+        if path.stat().st_size > LONGEST_JSON:
+            raise InputError(f"cannot read {path}: it is too long")
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise InputError(f"cannot read {path}: {error}") from None
 
 
@@ -88,7 +94,7 @@ def unpack_tensors(content: bytes, name: str) -> tuple[dict[str, Any], dict[str,
         # The format: eight bytes say how long the JSON header is that follows.
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         description = json.loads(header["__metadata__"]["cclis"])
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"cannot read {name}: not a file that cclis wrote ({error})") from None
     if not isinstance(description, dict):
         raise InputError(f"cannot read {name}: not a file that cclis wrote")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ class ContinualLearner:
         """The classes learned so far, in order of arrival, as they were given."""
         return list(self._classes)
 
-    def learn(self, images: Any, labels: Any) -> ContinualLearner:
+    def learn(self, images: Any, labels: Any, *, again: bool = False) -> ContinualLearner:
         """Learn a task: images of classes not seen before. They are not needed afterwards.
 
         If it fails or is interrupted, the learner is as it was before and may be told again.
@@ -84,18 +85,22 @@ class ContinualLearner:
         Args:
             images: (N, H, W), (N, H, W, C) or (N, C, H, W); uint8, or floats within [0, 1].
             labels: (N,): integers or strings, one an image.
+            again: Whether classes learned before may come up again.
         """
         pixels = as_uint8_images(images)
         names = _labels(labels, len(pixels))
-        new = sorted(set(names))
-        again = sorted(set(new) & set(self._classes))
-        if again:
-            raise InputError(f"class {again[0]!r} was learned before; a task brings new classes")
-        if self._classes and type(new[0]) is not type(self._classes[0]):
+        given = sorted(set(names))
+        if self._classes and type(given[0]) is not type(self._classes[0]):
             raise InputError(
-                f"labels were {type(self._classes[0]).__name__}s before; now {new[0]!r}"
+                f"labels were {type(self._classes[0]).__name__}s before; now {given[0]!r}"
             )
-        arrival = {name: len(self._classes) + index for index, name in enumerate(new)}
+        new = [name for name in given if name not in self._classes]
+        if len(new) < len(given) and not again:
+            known = next(name for name in given if name in self._classes)
+            raise InputError(
+                f"class {known!r} was learned before; a task brings new classes, unless again=True"
+            )
+        arrival = {name: index for index, name in enumerate([*self._classes, *new])}
         task = ImageSet(pixels, torch.tensor([arrival[name] for name in names]))
         if self._trainer is None:
             self._trainer = Trainer(
@@ -103,8 +108,14 @@ class ContinualLearner:
             )
         trainer = self._trainer
         classes = len(self._classes) + len(new)
+        if 0 < self.config.memory < classes:
+            warnings.warn(
+                f"a memory of {self.config.memory} is smaller than the {classes} classes: some "
+                "keep no sample",
+                stacklevel=2,
+            )
         with trainer.all_or_nothing():
-            learned = trainer.learn(task, len(new))
+            learned = trainer.learn(task, len(new), again=again)
             view = View(trainer.inference, learned.visible, classes, self.config, self.config.seed)
             self._head = HEADS[self._head_name](view)
         self._classes += new

@@ -25,7 +25,8 @@ def sample_nce(
         similarity: Cosines of the seen classes' prototypes with the batch, (C, B).
         labels: Class of every sample, int64 in 0..C-1, (B,).
         temperature: τ.
-        proposal: g_k of the replayed samples, (B,); what it holds for other samples is ignored.
+        proposal: g_k of the replayed samples, (B,); what it holds for samples of new classes is
+            ignored, and a negative one marks a sample of an old class that was not replayed.
             None weighs every sample alike.
         old_classes: Classes 0..old_classes-1 are old: their samples are replayed. A tensor, ()
             and int64, lets a compiled step serve for every task.
@@ -35,8 +36,9 @@ def sample_nce(
     own = classes == labels
     weighted = logits
     if proposal is not None:
-        old = (classes < old_classes) & (labels < old_classes) & ~own
-        in_batch = own.sum(dim=1)
+        replayed = (labels < old_classes) & (proposal >= 0)
+        old = (classes < old_classes) & replayed & ~own
+        in_batch = (own & replayed).sum(dim=1)
         # A proposal that underflowed to zero stays finite.
         drawn = proposal.to(logits.dtype) * in_batch[labels]
         drawn = drawn.clamp_min(torch.finfo(logits.dtype).tiny)

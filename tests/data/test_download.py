@@ -4,8 +4,11 @@ import hashlib
 import io
 import re
 import stat
+import subprocess
+import sys
 import tarfile
 import threading
+import time
 import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -66,6 +69,8 @@ class Server(ThreadingHTTPServer):
         """So many of the next answers break off half-way."""
         self.knows_ranges = True
         self.status = 200
+        self.delay = 0.0
+        """Seconds before an answer."""
 
     @property
     def url(self) -> str:
@@ -79,6 +84,7 @@ class Handler(BaseHTTPRequestHandler):
         server = self.server
         asked = self.headers.get("Range")
         server.ranges.append(asked)
+        time.sleep(server.delay)
         if server.status != 200:
             self.send_error(server.status)
             return
@@ -129,7 +135,7 @@ def publish(monkeypatch, server: Server, body: bytes, name: str = "seq-cifar10")
 
 
 def names_in(root: Path) -> list[str]:
-    return sorted(path.name for path in root.iterdir())
+    return sorted(path.name for path in root.iterdir() if path.suffix != ".lock")
 
 
 def test_complete_download(server, tmp_path):
@@ -369,3 +375,44 @@ def test_archives_are_complete():
     for archive in ARCHIVES.values():
         assert archive.url.endswith(archive.filename)
         assert re.fullmatch("md5:[0-9a-f]{32}", archive.known_hash)
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_an_archive_that_would_grow_beyond_measure_is_refused(server, tmp_path, monkeypatch, kind):
+    zeros = bytes(20_000_000)
+    if kind == "tar":
+        publish(monkeypatch, server, tar_of((f"{FOLDER}/bomb.bin", zeros)))
+    else:
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(f"{FOLDER}/bomb.bin", zeros)
+        publish(monkeypatch, server, buffer.getvalue())
+    with pytest.raises(InputError, match=r"claims to unpack to 20,000,000 bytes"):
+        download("seq-cifar10", tmp_path)
+    assert names_in(tmp_path) == [FILENAME]
+
+
+def test_two_that_download_at_once_fetch_once(server, tmp_path, monkeypatch):
+    name = "seq-tinyimagenet"
+    members = [
+        (f"tiny-imagenet-200/{file}", b"n01", stat.S_IFREG)
+        for file in ("wnids.txt", "val/val_annotations.txt")
+    ]
+    publish(monkeypatch, server, zip_of(*members), name)
+    code = f"""
+from pathlib import Path
+from cclis.data import download as module
+from cclis.progress import Progress
+module.ARCHIVES[{name!r}] = module.{ARCHIVES[name]!r}
+module.download({name!r}, Path({str(tmp_path)!r}), Progress())
+"""
+    server.delay = 3.0
+    both = [
+        subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    said = [process.communicate()[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert len(server.ranges) == 1
+    assert sum("waiting for it" in text for text in said) == 1
+    assert names_in(tmp_path) == ["tiny-imagenet-200", "tiny-imagenet-200.zip"]

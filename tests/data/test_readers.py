@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pickle
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from cclis.data.readers import (
     read_tiny_imagenet,
 )
 from cclis.errors import InputError
+from cclis.progress import Progress
 
 FUZZ = settings(
     max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -676,3 +678,24 @@ def test_damaged_npz_raises_only_input_errors(tmp_path, data):
     file.write_bytes(content)
     with contextlib.suppress(InputError):  # a changed pixel does no harm
         read_npz(file)
+
+
+def test_corrupt_images_are_left_out_only_on_request(folder):
+    bad = next((folder / "train").glob("*/*.png"))
+    for name in "xyz":
+        shutil.copy(bad, bad.with_name(f"{name}.png"))
+    whole = read_image_folder(folder)
+    bad.write_bytes(bad.read_bytes()[:40])
+    with pytest.raises(InputError, match="cannot read"):
+        read_image_folder(folder)
+    said = []
+    progress = Progress(quiet=True)
+    progress.say = said.append
+    found = read_image_folder(folder, None, progress, skip_corrupt=True)
+    assert len(found.train.labels) == len(whole.train.labels) - 1
+    assert len(said) == 1
+    assert f"left out 1 of {len(whole.train.labels)} images that cannot be read: {bad}" in said[0]
+    for path in bad.parent.iterdir():
+        path.write_bytes(b"no image")
+    with pytest.raises(InputError, match=f"not one image of the class '{bad.parent.name}'"):
+        read_image_folder(folder, skip_corrupt=True)

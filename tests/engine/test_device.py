@@ -4,7 +4,17 @@ import pytest
 import torch
 
 from cclis.config import RunOptions
-from cclis.engine.device import device_name, generator, make_fabric, peak_memory, seed_for, seeded
+from cclis.engine.device import (
+    device_name,
+    generator,
+    global_chance,
+    make_fabric,
+    on_host,
+    peak_memory,
+    restore_global_chance,
+    seed_for,
+    seeded,
+)
 from cclis.errors import InputError
 
 
@@ -54,3 +64,37 @@ def test_peak_memory_counts_what_is_in_use() -> None:
     held = torch.ones(64, 2**20)
     assert peak_memory(torch.device("cpu")) >= held.nbytes
     assert before > 0
+
+
+def test_all_global_generators_come_back() -> None:
+    import json
+    import random
+
+    import numpy as np
+
+    def draw() -> tuple[float, float, float]:
+        return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+    tensors, numbers = global_chance()
+    tensors = {name: state.clone() for name, state in tensors.items()}
+    first = draw()
+    assert draw() != first
+    restore_global_chance(tensors, json.loads(json.dumps(numbers)))
+    assert draw() == first
+
+
+def test_deterministic_kernels_are_asked_for_and_let_go() -> None:
+    make_fabric(RunOptions(device="cpu", deterministic=True))
+    assert torch.are_deterministic_algorithms_enabled()
+    make_fabric(RunOptions(device="cpu"))
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_images_stay_on_the_host_as_asked_or_where_a_gpu_is_too_small(monkeypatch) -> None:
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8 << 30, 80 << 30))
+    assert not on_host(RunOptions(), 1 << 30, gpu)
+    assert on_host(RunOptions(), 3 << 30, gpu)
+    assert not on_host(RunOptions(images="device"), 3 << 30, gpu)
+    assert on_host(RunOptions(images="host"), 1, gpu)
+    assert not on_host(RunOptions(), 1 << 40, cpu)

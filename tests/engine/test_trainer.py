@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from cclis import load_benchmark
 from cclis.config import make_config
 from cclis.data.images import ImageSet
-from cclis.engine.trainer import Trainer
+from cclis.engine.trainer import Position, Trainer
 from cclis.errors import InputError
 from cclis.files import read_tensors, write_tensors
 from tests.conftest import QUICK
@@ -361,10 +361,35 @@ def test_few_channels_on_many_pixels_do_not_crash_the_cpus_convolutions() -> Non
 import torch
 from cclis.config import make_config
 from cclis.data.images import ImageSet
-from cclis.engine.trainer import Trainer
+from cclis.engine.trainer import Position, Trainer
 config = make_config("cclis", dict(width=8, epochs=1, batch_size=8, memory=4, device="cpu"))
 images = torch.randint(0, 256, (16, 64, 64, 3), dtype=torch.uint8)
 Trainer(config, (64, 64, 3), 2).learn(ImageSet(images, torch.arange(16) % 2), 2)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("room", "said"), [(9, "batch_size 8 would fit"), (1, "smaller images")])
+def test_a_full_gpu_says_what_would_fit(monkeypatch, room: int, said: str) -> None:
+    trainer = make()
+    losses = trainer.method.losses
+
+    def with_little_memory(batch: Any) -> dict[str, Tensor]:
+        if len(batch.labels) > room:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return losses(batch)
+
+    monkeypatch.setattr(trainer.method, "losses", with_little_memory)
+    monkeypatch.setattr(trainer._step, "_losses", with_little_memory)
+    before = weights(trainer)
+    with pytest.raises(InputError, match=f"too small for batches of 32 images of 8×8.*{said}"):
+        learn(trainer, range(1))
+    assert same(before, weights(trainer))
+
+
+def test_a_task_begun_is_not_another_one() -> None:
+    trainer = make()
+    trainer._position = Position(2, trainer._generators["order"].get_state())
+    with pytest.raises(InputError, match="a task of 2 classes was begun, not one of 3"):
+        trainer.learn(load_benchmark("split-digits", tasks=[3, 2])[0].train, 3)

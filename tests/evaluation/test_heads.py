@@ -221,27 +221,36 @@ def test_the_seed_decides_the_probe():
     assert not torch.equal(weight(1), weight(2))
 
 
-def test_the_probe_decays_its_rate_and_ends_with_the_last_epoch(monkeypatch):
-    rates, weights = [], []
-
-    class Recorded(torch.optim.SGD):
-        def step(self, closure=None):
-            group = self.param_groups[0]
-            assert (group["momentum"], group["weight_decay"]) == (0.9, 0)
-            super().step(closure)
-            rates.append(group["lr"])
-            weights.append(group["params"][0].detach().clone())
-
-    monkeypatch.setattr(torch.optim, "SGD", Recorded)
-    options = EvaluationOptions(probe_epochs=100, probe_learning_rate=0.5, probe_batch_size=8)
-    head = fit_linear(look(pixels_as_features(), one_hot([0, 1, 2, 3] * 4), 4, options))
-
-    of_epochs = [0.5] * 60 + [0.1] * 15 + [0.02] * 15 + [0.004] * 10
-    assert rates == pytest.approx([rate for rate in of_epochs for _ in range(2)])
-    assert torch.equal(head.weight, weights[-1][:, :-1])
-    assert torch.equal(head.bias, weights[-1][:, -1])
-    assert not torch.equal(head.weight, weights[-2][:, :-1])
-    assert not head.weight.requires_grad
+def test_the_probe_is_sgd_with_momentum_and_a_decaying_rate_to_the_last_epoch():
+    options = EvaluationOptions(
+        probe_epochs=100,
+        probe_learning_rate=0.5,
+        probe_batch_size=8,
+        paper_probe_learning_rate=0.05,
+    )
+    visible, inference = one_hot([0, 1, 2, 3] * 4 + [0] * 5), pixels_as_features()
+    view = look(inference, visible, 4, options)
+    for name, rate in (("linear", 0.5), ("linear_paper", 0.05)):
+        chance = view.chance("linear")
+        layer = torch.empty(4, 5).uniform_(-(4**-0.5), 4**-0.5, generator=chance)
+        layer.requires_grad_()
+        sgd = torch.optim.SGD([layer], lr=rate, momentum=0.9)
+        odds = 1 / visible.labels.bincount()[visible.labels].double()
+        decay = [1.0] * 60 + [0.2] * 15 + [0.04] * 15 + [0.008] * 10
+        for epoch in range(100):
+            sgd.param_groups[0]["lr"] = rate * decay[epoch]
+            drawn = torch.multinomial(odds, 16, replacement=True, generator=chance)
+            features = inference(visible.images[drawn], chance).features
+            for half in (slice(0, 8), slice(8, 16)):
+                logits = features[half] @ layer[:, :-1].T + layer[:, -1]
+                loss = torch.nn.functional.cross_entropy(logits, visible.labels[drawn[half]])
+                sgd.zero_grad()
+                loss.backward()
+                sgd.step()
+        head = view.probes[name]
+        torch.testing.assert_close(head.weight, layer[:, :-1].detach(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(head.bias, layer[:, -1].detach(), rtol=1e-4, atol=1e-5)
+        assert not head.weight.requires_grad
 
 
 def test_the_probe_takes_fewer_samples_than_a_batch_and_classes_without_any():

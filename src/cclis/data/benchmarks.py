@@ -74,16 +74,26 @@ class Benchmark:
         self.task_sizes = tuple(sizes)
         self._dataset, self._order, self._limit = dataset, tuple(order[: sum(sizes)]), limit
         self.class_names = tuple(dataset.class_names[c] for c in self._order)
+        counts = np.bincount(dataset.train.labels, minlength=len(dataset.class_names))
+        for c in self._order:
+            if not counts[c]:
+                raise InputError(
+                    f"class '{dataset.class_names[c]}' of {name} has no training images"
+                )
         for index in range(len(self)):
             of_task = [self._order[c] for c in self._classes_of(index)]
-            for kind, split in (("training", dataset.train), ("test", dataset.test)):
-                if not np.isin(split.labels, of_task).any():
-                    raise InputError(f"task {index + 1} of {name} has no {kind} images")
+            if not np.isin(dataset.test.labels, of_task).any():
+                raise InputError(f"task {index + 1} of {name} has no test images")
 
     @property
     def classes(self) -> int:
         """Number of classes of all tasks."""
         return len(self._order)
+
+    @property
+    def samples(self) -> int:
+        """Number of training samples in all."""
+        return len(self._dataset.train.labels)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -166,7 +176,9 @@ BENCHMARKS: dict[str, Spec] = {
     ),
     "image-folder": Spec(
         "your images: --data FOLDER with train/CLASS/*.png and test/CLASS/*.png",
-        lambda root, options, progress: read_image_folder(root, options.image_size, progress),
+        lambda root, options, progress: read_image_folder(
+            root, options.image_size, progress, skip_corrupt=options.skip_corrupt
+        ),
     ),
     "npz": Spec(
         "your arrays: --data FILE.npz with x_train, y_train, x_test, y_test",
@@ -182,6 +194,7 @@ def load_benchmark(
     tasks: int | list[int] | None = None,
     class_order: int | None = None,
     image_size: int | None = None,
+    skip_corrupt: bool = False,
     limit: int | None = None,
     progress: Progress = QUIET,
 ) -> Benchmark:
@@ -193,6 +206,7 @@ def load_benchmark(
         tasks: Number of tasks, or the number of classes of each.
         class_order: Seed that permutes the order in which classes arrive.
         image_size: Side that images of an image folder are resized to.
+        skip_corrupt: Leave out images of an image folder that cannot be read.
         limit: Samples of each class to use of each split.
         progress: Where to show that images are decoded.
     """
@@ -201,10 +215,15 @@ def load_benchmark(
     spec = BENCHMARKS[name]
     if root is None and spec.sizes is None:
         raise InputError(f"{name} needs --data: {spec.about}")
-    if image_size is not None and name != "image-folder":
-        raise InputError(f"image_size is for image-folder alone, not for {name}")
+    for setting, given in (("image_size", image_size is not None), ("skip_corrupt", skip_corrupt)):
+        if given and name != "image-folder":
+            raise InputError(f"{setting} is for image-folder alone, not for {name}")
     options = StreamOptions(
-        tasks=tasks, class_order=class_order, image_size=image_size, limit=limit
+        tasks=tasks,
+        class_order=class_order,
+        image_size=image_size,
+        skip_corrupt=skip_corrupt,
+        limit=limit,
     )
     dataset = spec.read(Path(root) if root is not None else default_root(), options, progress)
     order = np.arange(len(dataset.class_names))

@@ -11,7 +11,7 @@ import time
 import uuid
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -19,6 +19,7 @@ from typing import IO, Any
 
 import pooch
 import requests
+from filelock import FileLock, Timeout
 
 from cclis.data.readers import (
     CIFAR10,
@@ -33,6 +34,8 @@ from cclis.progress import QUIET, Progress
 ATTEMPTS = 4
 WAIT_SECONDS = 0.5
 """Before the second attempt; doubled before every later one."""
+LARGEST_GROWTH = 20
+"""How many times its size an archive may unpack to; pictures hardly shrink."""
 TIMEOUT_SECONDS = (10.0, 60.0)
 """For a connection, and for the next bytes over it."""
 
@@ -185,22 +188,39 @@ def download(name: str, root: Path, progress: Progress = QUIET) -> Path:
     interrupted download goes on where it stopped.
     """
     archive = _archive(name)
-    there = check(name, root)
-    if there.problem:
-        raise InputError(
-            f"{there.problem}. Delete {there.where} and run the same command again to replace it"
-        )
-    if there.where:
-        return there.where
     try:
         root.mkdir(parents=True, exist_ok=True)
-        path = _retrieve(archive, root, progress)
-        return _unpack(path, root / archive.folder, progress)
+        with _alone(root / f".{archive.filename}.lock", progress):
+            there = check(name, root)
+            if there.problem:
+                raise InputError(
+                    f"{there.problem}. Delete {there.where} and run the same command again to "
+                    "replace it"
+                )
+            if there.where:
+                return there.where
+            path = _retrieve(archive, root, progress)
+            return _unpack(path, root / archive.folder, progress)
     except OSError as error:
         raise InputError(
             f"could not write to {root} ({error.strerror or error}). Make room there, or choose "
             "another folder"
         ) from error
+
+
+@contextmanager
+def _alone(path: Path, progress: Progress) -> Iterator[None]:
+    """While the block runs, another process that comes here waits."""
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        progress.say(f"another process is downloading to {path.parent}; waiting for it")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _retrieve(archive: Archive, root: Path, progress: Progress) -> Path:
@@ -320,6 +340,7 @@ def _reason(error: requests.RequestException) -> str:
 @dataclass(frozen=True)
 class _Member:
     name: str
+    size: int
     is_file: bool
     is_folder: bool
     open: Callable[[], IO[bytes] | None]
@@ -333,6 +354,7 @@ def _unpack(path: Path, folder: Path, progress: Progress) -> Path:
         with _members(path) as members:
             for member in members:
                 _refuse_unsafe(member, path, folder.name)
+            _refuse_bomb(members, path)
             with progress.bar(f"unpacking {path.name} (files)", len(members)) as bar:
                 for member in members:
                     if member.is_file:
@@ -361,11 +383,13 @@ def _members(path: Path) -> Iterator[list[_Member]]:
 def _zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Member:
     kind = stat.S_IFMT(info.external_attr >> 16)  # 0 where the writer knew no Unix
     plain = kind in (0, stat.S_IFREG) and not info.is_dir()
-    return _Member(info.filename, plain, info.is_dir(), lambda: archive.open(info))
+    return _Member(info.filename, info.file_size, plain, info.is_dir(), lambda: archive.open(info))
 
 
 def _tar_member(archive: tarfile.TarFile, info: tarfile.TarInfo) -> _Member:
-    return _Member(info.name, info.isfile(), info.isdir(), lambda: archive.extractfile(info))
+    return _Member(
+        info.name, info.size, info.isfile(), info.isdir(), lambda: archive.extractfile(info)
+    )
 
 
 def _refuse_unsafe(member: _Member, path: Path, folder: str) -> None:
@@ -383,10 +407,22 @@ def _refuse_unsafe(member: _Member, path: Path, folder: str) -> None:
         )
 
 
+def _refuse_bomb(members: Sequence[_Member], path: Path) -> None:
+    packed, unpacked = path.stat().st_size, sum(member.size for member in members)
+    if unpacked > LARGEST_GROWTH * packed:
+        raise InputError(
+            f"{path} claims to unpack to {unpacked:,} bytes from {packed:,}: refused, and nothing "
+            "unpacked. Delete the archive and download it again"
+        )
+
+
 def _write(member: _Member, target: Path) -> None:
     source = member.open()
     if source is None:  # only for what is no file, which was refused
         return
     target.parent.mkdir(parents=True, exist_ok=True)
+    left = member.size
     with source, target.open("xb") as file:
-        shutil.copyfileobj(source, file)
+        while chunk := source.read(min(left, 1 << 20)):
+            file.write(chunk)
+            left -= len(chunk)

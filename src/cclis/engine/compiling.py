@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from cclis.config import RunOptions
-from cclis.data.augment import augment
+from cclis.data.augment import augment, to_float
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -30,6 +30,7 @@ def compiled(function: Function, yes: bool) -> Function:
 
 compiled_augment = torch.compile(augment, dynamic=False)
 """One for training and inference: at the same batch size it is compiled once."""
+compiled_to_float = torch.compile(to_float, dynamic=False)
 
 
 def seconds_compiling() -> float:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from lightning_fabric import Fabric
 
@@ -73,6 +76,31 @@ def seeded(seed: int, *purpose: str | int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed_for(seed, *purpose))
         yield
+
+
+def global_chance() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The states of all global generators, which an encoder of one's own may draw from.
+
+    As tensors, and as numbers that JSON can hold.
+    """
+    tensors = {"torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        tensors["cuda"] = torch.cuda.get_rng_state()
+    kind, keys, place, gauss, cached = np.random.get_state(legacy=True)
+    return tensors, {
+        "python": random.getstate(),
+        "numpy": [kind, np.asarray(keys).tolist(), place, gauss, cached],
+    }
+
+
+def restore_global_chance(tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
+    """Take back what `global_chance` gave."""
+    torch.set_rng_state(tensors["torch"].cpu())
+    if "cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["cuda"].cpu())
+    version, state, gauss = numbers["python"]
+    random.setstate((version, tuple(state), gauss))
+    np.random.set_state(tuple(numbers["numpy"]))
 
 
 def device_name(device: torch.device) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cclis.config import Config
 from cclis.data.augment import CHANCES, augment, draw_chances, to_float
-from cclis.engine.compiling import compiled, compiled_augment, compiles
+from cclis.engine.compiling import compiled, compiled_augment, compiled_to_float, compiles
 from cclis.engine.feed import feed
 from cclis.nn.network import Network, evaluating
 
@@ -41,6 +41,7 @@ class Inference:
         self.network, self._fabric, self._config = network, fabric, config
         self._compiled = compiles(config, fabric.device)
         self._augment = compiled_augment if self._compiled else augment
+        self._to_float = compiled_to_float if self._compiled else to_float
         self._represent = compiled(self._represented, self._compiled)
 
     @property
@@ -66,9 +67,10 @@ class Inference:
             images = torch.cat([images, images.new_zeros(BATCH - count, *images.shape[1:])])
             if chances is not None:
                 chances = torch.cat([chances, chances.new_zeros(CHANCES, BATCH - count)], dim=1)
-        floats = (
-            to_float(images) if chances is None else self._augment(images, self._config, chances)
-        )
+        if chances is None:
+            floats = self._to_float(images)
+        else:
+            floats = self._augment(images, self._config, chances)
         features, embeddings = self._represent(floats)
         return features[:count], embeddings[:count]
 

@@ -78,7 +78,7 @@ class Step:
         Args:
             images: uint8, (B, H, W, C).
             labels: int64, (B,).
-            proposal: g_k of replayed samples, 1 for the others, (B,).
+            proposal: g_k of replayed samples, -1 for the others, (B,).
             chances: Random numbers for the augmentation, (CHANCES, B).
         """
         inputs = (images, labels, proposal, chances)

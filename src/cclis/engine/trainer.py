@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from cclis.engine.schedule import Schedule
 from cclis.engine.step import Step
 from cclis.errors import InputError
 from cclis.memory import Memory
-from cclis.methods import METHODS
+from cclis.methods import METHODS, Batch
 from cclis.nn.network import feature_dimension, make_encoder
 from cclis.progress import QUIET, Progress
 
@@ -120,6 +121,8 @@ class Trainer:
         on_epoch: Callable[[Record], None] = lambda record: None,
         on_step: Callable[[], None] = lambda: None,
         on_trained: Callable[[], None] = lambda: None,
+        *,
+        again: bool = False,
     ) -> Learned:
         """Learn a task whose classes are the next `new_classes` in order of arrival.
 
@@ -132,10 +135,16 @@ class Trainer:
             on_epoch: Called with a record of every epoch.
             on_step: Called after every step; `state` taken there is complete.
             on_trained: Called when only the memory is left to be refilled; likewise.
+            again: Whether samples of classes learned before may be among them.
         """
-        self._check(task, new_classes)
+        self._check(task, new_classes, again)
         with self.all_or_nothing():
-            return self._learn(task, new_classes, on_epoch, on_step, on_trained)
+            try:
+                return self._learn(task, new_classes, on_epoch, on_step, on_trained)
+            except torch.OutOfMemoryError as error:
+                # Frames of the failed step hold on to what filled the memory.
+                traceback.clear_frames(error.__traceback__)
+                raise InputError(self._too_large(len(task))) from None
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
@@ -236,7 +245,7 @@ class Trainer:
         fed = feed(chosen, self.fabric.device)
         for new, indices, replayed in zip(fed, of_task, of_memory, strict=True):
             images, labels = new, task.labels[indices]
-            proposal = torch.ones(how.task, device=new.device)
+            proposal = torch.full((how.task,), -1.0, device=new.device)
             if self.memory.samples is not None and how.replay:
                 past = self.memory.samples[replayed]
                 images = torch.cat([images, past.images])
@@ -270,7 +279,7 @@ class Trainer:
         replaced = network.widen(classes, generator("cpu", self.config.seed, "widen", classes))
         self._optimizer.replace(replaced)
 
-    def _check(self, task: ImageSet, new_classes: int) -> None:
+    def _check(self, task: ImageSet, new_classes: int, again: bool) -> None:
         if task.shape != self.image_shape:
             raise InputError(
                 f"images of (height, width, channels) {task.shape}, "
@@ -282,13 +291,44 @@ class Trainer:
             raise InputError(
                 f"a task of {self._position.classes} classes was begun, not one of {new_classes}"
             )
-        low = sum(self.task_sizes)
-        high = low + new_classes
-        if new_classes < 1 or int(task.labels.min()) < low or int(task.labels.max()) >= high:
+        high = sum(self.task_sizes) + new_classes
+        low = 0 if again else high - new_classes
+        least, most = int(task.labels.min()), int(task.labels.max())
+        if new_classes < (0 if again else 1) or least < low or most >= high:
             raise InputError(
                 f"labels out of range: this task's classes are {low} to {high - 1}, "
-                f"but labels reach from {int(task.labels.min())} to {int(task.labels.max())}"
+                f"but labels reach from {least} to {most}"
             )
+
+    def _too_large(self, samples: int) -> str:
+        """What to say when the GPU's memory is full: the largest halving of the batch that fits."""
+        batch = min(self.config.batch_size, samples)
+        height, width, _ = self.image_shape
+        said = f"the GPU's memory is too small for batches of {batch} images of {height}×{width}"
+        while batch > 2:
+            batch //= 2
+            if self._fits(batch):
+                return f"{said}; batch_size {batch} would fit"
+        return f"{said}, and for smaller ones: use smaller images (image_size) or width"
+
+    def _fits(self, batch: int) -> bool:
+        height, width, channels = self.image_shape
+        torch.cuda.empty_cache()
+        try:
+            device = self.fabric.device
+            labels = torch.arange(batch, device=device) % max(1, self.method.seen)
+            images = torch.zeros(batch, channels, height, width, device=device)
+            with self.fabric.autocast():
+                terms = self.method.losses(
+                    Batch(images, labels, torch.ones_like(images[:, 0, 0, 0]))
+                )
+            self.fabric.backward(torch.stack(list(terms.values())).sum())
+            self._optimizer.zero_grad()
+        except torch.OutOfMemoryError as error:
+            traceback.clear_frames(error.__traceback__)
+            self._optimizer.zero_grad()
+            return False
+        return True
 
     def _stop_if_failed(self, how: Mix, task: int) -> None:
         failed = self._step.failed
@@ -357,11 +397,11 @@ class Trainer:
         here = {name: tensor.to(self.fabric.device) for name, tensor in tensors.items()}
         self._give_room(description["classes"])
         try:
-            self.method.network.load_state_dict(_under("network.", here))
+            self.method.network.load_state_dict(under("network.", here))
         except RuntimeError as error:
             raise InputError(f"these weights belong to another network: {error}") from None
-        self.memory.load(_under("memory.", here))
-        self._optimizer.load(_under("momentum.", here))
+        self.memory.load(under("memory.", here))
+        self._optimizer.load(under("momentum.", here))
         for name, source in self._generators.items():
             state = tensors[f"generator.{name}"]
             # A state from another kind of device does not fit; that generator starts afresh.
@@ -374,11 +414,12 @@ class Trainer:
             self.method.count(sum(self.task_sizes[:-1]), sum(self.task_sizes))
         else:
             order = self._generators["order"].get_state()
-            self._position = Position(order=order, totals=_under("total.", here), **position)
+            self._position = Position(order=order, totals=under("total.", here), **position)
             seen = sum(self.task_sizes)
             self.method.count(seen, seen + position["classes"])
-            self.method.load(_under("method.", here))
+            self.method.load(under("method.", here))
 
 
-def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those whose names begin with a prefix, without it."""
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

@@ -17,6 +17,7 @@ from cclis.engine.device import generator
 from cclis.engine.inference import Inference, Representation
 from cclis.nn.network import ClassifierNetwork, PrototypeNetwork
 
+PROBE_MOMENTUM = 0.9
 PROBE_DECAY = 0.2
 PROBE_MILESTONES = (0.6, 0.75, 0.9)
 PROBE_BLOCK = 16
@@ -90,38 +91,36 @@ class View:
         rates = {"linear": options.probe_learning_rate}
         if options.paper_probe_learning_rate is not None:
             rates["linear_paper"] = options.paper_probe_learning_rate
-        dimension = self.inference(visible.images[:1]).features.shape[1]
-        start = torch.empty(self.classes, dimension + 1, device=self.inference.device)
+        device = self.inference.device
+        dimension = self.inference(visible[:1].images).features.shape[1]
+        start = torch.empty(self.classes, dimension + 1, device=device)
         start.uniform_(-(dimension**-0.5), dimension**-0.5, generator=chance)
-        layers = {name: start.clone().requires_grad_() for name in rates}
-        optimizer = torch.optim.SGD(
-            [{"params": [layer], "lr": rates[name]} for name, layer in layers.items()],
-            momentum=0.9,
-        )
+        # One layer a learning rate, (rates, classes, features and a one for the bias).
+        layers = start.repeat(len(rates), 1, 1)
+        momentum = torch.zeros_like(layers)
+        learning_rates = torch.tensor(list(rates.values()), device=device)[:, None, None]
         odds = 1 / visible.labels.bincount()[visible.labels].double()
         batch = options.probe_batch_size
         draws = max(1, len(visible) // batch) * batch
         for epoch in range(options.probe_epochs):
             passed = sum(epoch >= share * options.probe_epochs for share in PROBE_MILESTONES)
-            for group, rate in zip(optimizer.param_groups, rates.values(), strict=True):
-                group["lr"] = rate * PROBE_DECAY**passed
+            decayed = learning_rates * PROBE_DECAY**passed
             drawn = torch.multinomial(odds, draws, replacement=True, generator=chance)
             for block in torch.split(drawn, PROBE_BLOCK * batch):
-                features = self.inference(visible.images[block], chance).features
-                labels = visible.labels[block]
+                chosen = visible[block]
+                features = self.inference(chosen.images, chance).features
+                inputs = F.pad(features, (0, 1), value=1.0)
+                targets = F.one_hot(chosen.labels, self.classes).to(inputs.dtype)
                 for x, y in zip(
-                    torch.split(features, batch), torch.split(labels, batch), strict=True
+                    torch.split(inputs, batch), torch.split(targets, batch), strict=True
                 ):
-                    losses = [
-                        F.cross_entropy(F.linear(x, layer[:, :-1], layer[:, -1]), y)
-                        for layer in layers.values()
-                    ]
-                    optimizer.zero_grad()
-                    torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
-                    optimizer.step()
+                    # The gradient of the cross-entropy, written out: a tenth of autograd's time.
+                    error = (layers @ x.T).softmax(dim=1) - y.T
+                    momentum = PROBE_MOMENTUM * momentum + error @ x / len(x)
+                    layers = layers - decayed * momentum
         return {
-            name: Head("features", layer[:, :-1].detach().contiguous(), layer[:, -1].detach())
-            for name, layer in layers.items()
+            name: Head("features", layer[:, :-1].contiguous(), layer[:, -1].contiguous())
+            for name, layer in zip(rates, layers, strict=True)
         }
 
 

@@ -25,7 +25,7 @@ class Batch:
     Attributes:
         images: Augmented, within [0, 1], (B, C, H, W).
         labels: Classes in order of arrival, int64 (B,).
-        proposal: g_k of the replayed samples, 1 for those of the task, (B,).
+        proposal: g_k of the replayed samples, -1 for those of the task, (B,).
     """
 
     images: Tensor

@@ -14,7 +14,11 @@ from cclis.progress import QUIET, Progress
 
 
 def read_image_folder(
-    root: Path, image_size: int | None = None, progress: Progress = QUIET
+    root: Path,
+    image_size: int | None = None,
+    progress: Progress = QUIET,
+    *,
+    skip_corrupt: bool = False,
 ) -> Dataset:
     """Images in folders: `root`/train/CLASS/IMAGE and `root`/test/CLASS/IMAGE (or val).
 
@@ -23,6 +27,7 @@ def read_image_folder(
         image_size: Bring every image to this height and width: the shorter side is scaled to it,
             the longer one cropped in its middle. Without it, all must have one size already.
         progress: Where to show how far it is.
+        skip_corrupt: Leave out files that cannot be read as images, and say which.
     """
     if image_size is not None and image_size < 1:
         raise InputError(f"image_size must be at least 1, not {image_size}")
@@ -33,6 +38,8 @@ def read_image_folder(
             raise InputError(f"no folder {folder}: expected {folder}/CLASS/IMAGE files")
     names = _folders_in(train)
     files = {"train": _files_in(train, names), "test": _files_in(test, names)}
+    if skip_corrupt:
+        files = {split: _readable(listed, names, progress) for split, listed in files.items()}
     paths = [path for listed in files.values() for path, _ in listed]
     mode = _common_mode(paths, image_size, progress)
 
@@ -73,6 +80,30 @@ def _files_in(folder: Path, names: Sequence[str]) -> Files:
                 )
             files += [(path, label) for path in found]
     return files
+
+
+def _readable(files: Files, names: Sequence[str], progress: Progress) -> Files:
+    def can_read(path: Path) -> bool:
+        try:
+            decode(path, "RGB")
+        except InputError:
+            return False
+        return True
+
+    parts = in_parallel(can_read, [path for path, _ in files], "trying images", progress)
+    good = [fine for part in parts for fine in part]
+    bad = [path for (path, _), fine in zip(files, good, strict=True) if not fine]
+    if bad:
+        more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+        which = ", ".join(str(path) for path in bad[:3])
+        progress.say(
+            f"left out {len(bad)} of {len(files)} images that cannot be read: {which}{more}"
+        )
+    kept = [file for file, fine in zip(files, good, strict=True) if fine]
+    lost = sorted({label for _, label in files} - {label for _, label in kept})
+    if lost:
+        raise InputError(f"not one image of the class '{names[lost[0]]}' can be read")
+    return kept
 
 
 def _common_mode(paths: Sequence[Path], image_size: int | None, progress: Progress) -> str:
