@@ -66,7 +66,16 @@ def test_a_run_directory_is_complete(run: Run) -> None:
         result
     )
     assert {"images_per_second", "device", "versions", "peak_memory_bytes"} <= set(result)
-    assert set(result["class_il"]) == set(result["task_il"]) == {"linear", "means", "prototype"}
+    assert (
+        set(result["class_il"])
+        == set(result["task_il"])
+        == {
+            "linear",
+            "discriminant",
+            "means",
+            "prototype",
+        }
+    )
     assert result["task_sizes"] == [3, 2, 4]
     assert 0 < result["seconds"]["train"] <= result["seconds"]["total"]
     for scenario in ("class_il", "task_il"):

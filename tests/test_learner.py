@@ -106,7 +106,7 @@ def test_a_new_class_beyond_the_first_room_is_learned() -> None:
     assert learner.predict_proba(images).shape == (80, 80)
 
 
-@pytest.mark.parametrize("head", ["linear", "means", "prototype"])
+@pytest.mark.parametrize("head", ["linear", "discriminant", "means", "prototype"])
 def test_any_head_of_the_method_can_predict(head: str) -> None:
     images, labels, test, answers = digits(0)
     learner = ContinualLearner(memory=20, head=head, **LEARNING).learn(images, labels)

@@ -16,9 +16,11 @@ from cclis.engine.device import make_fabric
 from cclis.engine.inference import Inference
 from cclis.evaluation.heads import (
     HEADS,
+    SHRINKAGE,
     Head,
     View,
     fit_classifier,
+    fit_discriminant,
     fit_linear,
     fit_linear_paper,
     fit_means,
@@ -168,6 +170,32 @@ def test_a_class_without_samples_is_never_chosen_by_its_mean(network, digits):
     assert set(scores.argmax(dim=1).tolist()) <= {0, 2}
     # Even opposite to every mean there is no better choice.
     assert head.scores(inference_module.Representation(scores, -head.weight[:1])).argmax() in (0, 2)
+
+
+def test_discriminant_against_scikit_learn(network, digits):
+    from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+    inference = infer(network, AugmentationOptions())
+    view = look(inference, digits, 3, EvaluationOptions(mean_passes=4))
+    head = fit_discriminant(view)
+    chance = view.chance("means")
+    features = torch.cat([inference(digits.images, chance).features for _ in range(4)]).double()
+    lda = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=SHRINKAGE, priors=[1 / 3] * 3)
+    lda.fit(features.numpy(), digits.labels.repeat(4).numpy())
+    scores = head.scores(inference(digits.images)).double()
+    theirs = torch.from_numpy(lda.decision_function(inference(digits.images).features.double()))
+    # Alike up to what all classes have in common.
+    torch.testing.assert_close(
+        scores - scores[:, :1], theirs - theirs[:, :1], rtol=1e-3, atol=1e-3, check_dtype=False
+    )
+
+
+def test_discriminant_of_features_that_never_vary_and_of_absent_classes():
+    visible, inference = one_hot([0, 1, 3] * 4), pixels_as_features()
+    head = fit_discriminant(look(inference, visible, 5, QUICK))
+    scores = head.scores(inference(visible.images))
+    assert scores.argmax(dim=1).tolist() == visible.labels.tolist()
+    assert bool(torch.isneginf(scores[:, [2, 4]]).all())
 
 
 def test_prototype_head_is_the_normalised_sum(network, digits):

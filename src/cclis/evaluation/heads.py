@@ -20,6 +20,8 @@ from cclis.nn.network import ClassifierNetwork, PrototypeNetwork
 PROBE_MOMENTUM = 0.9
 PROBE_DECAY = 0.2
 PROBE_MILESTONES = (0.6, 0.75, 0.9)
+SHRINKAGE = 0.1
+"""Share of a round covariance in that of `discriminant`."""
 PROBE_BLOCK = 16
 """Batches of the probe whose features are computed at once."""
 
@@ -45,6 +47,23 @@ class Head:
 
 
 @dataclass(frozen=True, eq=False)
+class Moments:
+    """How the classes lie.
+
+    Attributes:
+        embeddings: Unit-norm mean embedding of every class, (C, D).
+        features: Mean features of every class, float64, (C, F).
+        covariance: Of features around their class's mean, the mean over classes, float64, (F, F).
+        present: Whether a class has samples, (C,).
+    """
+
+    embeddings: Tensor
+    features: Tensor
+    covariance: Tensor
+    present: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class View:
     """What heads are fitted to; what several of them need is computed once.
 
@@ -67,17 +86,30 @@ class View:
         return generator(self.inference.device, self.seed, "head", purpose, self.classes)
 
     @cached_property
-    def class_means(self) -> Tensor:
-        """Unit-norm mean embedding of every class over augmented passes, (C, D)."""
-        chance = self.chance("means")
-        total: Tensor | None = None
-        for _ in range(self.options.mean_passes):
-            embeddings = self.inference(self.visible.images, chance).embeddings
-            if total is None:
-                total = embeddings.new_zeros(self.classes, embeddings.shape[1])
-            total = total.index_add(0, self.visible.labels, embeddings)
-        assert total is not None
-        return F.normalize(total, dim=1)
+    def moments(self) -> Moments:
+        """How the classes lie, over augmented passes."""
+        chance, labels, passes = self.chance("means"), self.visible.labels, self.options.mean_passes
+        counts = labels.bincount(minlength=self.classes)
+        share = (1 / (passes * counts[labels].double()))[:, None]
+        sums = []
+        for _ in range(passes):
+            seen = self.inference(self.visible.images, chance)
+            embeddings, features = seen.embeddings * share, seen.features.double()
+            weighted = features * share
+            sums.append(
+                (
+                    embeddings.new_zeros(self.classes, embeddings.shape[1]).index_add(
+                        0, labels, embeddings
+                    ),
+                    weighted.new_zeros(self.classes, weighted.shape[1]).index_add(
+                        0, labels, weighted
+                    ),
+                    weighted.T @ features,
+                )
+            )
+        means, centres, squares = (sum(parts[1:], parts[0]) for parts in zip(*sums, strict=True))
+        covariance = (squares - centres.T @ centres) / (counts > 0).sum()
+        return Moments(F.normalize(means, dim=1).float(), centres, covariance, counts > 0)
 
     @cached_property
     def probes(self) -> dict[str, Head]:
@@ -136,9 +168,26 @@ def fit_linear_paper(view: View) -> Head:
 
 def fit_means(view: View) -> Head:
     """Nearest class mean of the visible embeddings; a class without samples is never chosen."""
-    absent = view.visible.labels.bincount(minlength=view.classes) == 0
+    found = view.moments
     bias = torch.zeros(view.classes, device=view.inference.device)
-    return Head("embeddings", view.class_means, bias.masked_fill(absent, -torch.inf))
+    return Head("embeddings", found.embeddings, bias.masked_fill(~found.present, -torch.inf))
+
+
+def fit_discriminant(view: View) -> Head:
+    """Linear discriminant analysis of the visible features, all classes alike.
+
+    The nearest class mean, where distances are measured by the classes' common covariance, a part
+    of which is replaced by a round one; a class without samples is never chosen.
+    """
+    found = view.moments
+    size = len(found.covariance)
+    round_ = found.covariance.trace() / size * torch.eye(size).to(found.covariance)
+    covariance = (1 - SHRINKAGE) * found.covariance + SHRINKAGE * round_
+    # Features that never vary get a scale of their own, so that this can always be solved.
+    covariance.diagonal().clamp_(min=torch.finfo(torch.float32).tiny)
+    weight = torch.linalg.solve(covariance, found.features.T).T
+    bias = -0.5 * (weight * found.features).sum(dim=1)
+    return Head("features", weight.float(), bias.float().masked_fill(~found.present, -torch.inf))
 
 
 def fit_prototype(view: View) -> Head:
@@ -147,7 +196,7 @@ def fit_prototype(view: View) -> Head:
     if not isinstance(network, PrototypeNetwork):
         raise TypeError("the head 'prototype' needs a network with prototypes")
     prototypes = F.normalize(network.prototypes[: view.classes].detach(), dim=1)
-    weight = F.normalize(prototypes + view.class_means, dim=1)
+    weight = F.normalize(prototypes + view.moments.embeddings, dim=1)
     return Head("embeddings", weight, torch.zeros(view.classes, device=weight.device))
 
 
@@ -165,6 +214,7 @@ HEADS: dict[str, Callable[[View], Head]] = {
     "linear": fit_linear,
     "linear_paper": fit_linear_paper,
     "means": fit_means,
+    "discriminant": fit_discriminant,
     "prototype": fit_prototype,
     "classifier": fit_classifier,
 }

@@ -20,7 +20,7 @@ NEVER = -1e4
 class CCLIS(Method[CCLISConfig, PrototypeNetwork]):
     """Importance-sampled replay with prototype-instance relation distillation."""
 
-    heads = ("linear", "means", "prototype")
+    heads = ("linear", "discriminant", "means", "prototype")
     teacher: PrototypeNetwork | None = None
 
     def __init__(self, config: CCLISConfig, network: PrototypeNetwork):

@@ -14,7 +14,7 @@ from cclis.nn.network import ClassifierNetwork
 class Finetune(Method[FinetuneConfig, ClassifierNetwork]):
     """Cross-entropy over the seen classes on the current task alone."""
 
-    heads = ("linear", "means", "classifier")
+    heads = ("linear", "discriminant", "means", "classifier")
 
     @staticmethod
     def make_network(
