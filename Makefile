@@ -4,11 +4,12 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format results clean
+.PHONY: help demo test soak lint format results clean
 
 help:
 	@echo "make demo    learn five tasks one after another and show the result"
 	@echo "make test    lint, types and the whole test suite"
+	@echo "make soak    kill a run 30 times, fuzz all that reads files, and write the figures down"
 	@echo "make lint    ruff and mypy alone"
 	@echo "make format  let ruff rewrite what it can"
 	@echo "make results write the tables in the docs from the summaries in results/"
@@ -31,12 +32,15 @@ lint: $(READY)
 test: lint
 	$(BIN)/pytest -n auto --cov=cclis --cov-report=term-missing:skip-covered --cov-fail-under=90
 
+soak: $(READY)
+	CCLIS_KILLS=30 CCLIS_INPUTS=2000 CCLIS_SOAK=results/soak.json $(BIN)/pytest -m 'soak or fuzz'
+
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 results: $(READY)
-	$(BIN)/python -m cclis.report.results results README.md docs/results.md
+	$(BIN)/python -m cclis.report.results results README.md docs/results.md docs/reliability.md
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

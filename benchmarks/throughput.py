@@ -58,6 +58,8 @@ def training_speed(
 ) -> dict[str, Any]:
     """Images a second of the training loop in the first task and with the teacher."""
     compiling = seconds_compiling()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
     trainer = make_trainer(side, batch, epochs, **settings)
     found: dict[str, Any] = {"side": side, "batch": batch, **settings}
     for name, first in (("first_task", 0), ("with_teacher", 2)):

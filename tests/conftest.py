@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from filelock import FileLock
+from hypothesis import HealthCheck, settings
 
 # Two test processes share two cores; more threads would wait for each other.
 torch.set_num_threads(1)
@@ -29,6 +34,34 @@ QUICK: dict[str, Any] = {
     "grayscale": 0.0,
 }
 """Settings under which split-digits takes a second; nothing is learned well."""
+
+
+INPUTS = int(os.environ.get("CCLIS_INPUTS", "100"))
+"""How many inputs each fuzzing test makes up; `make soak` takes more."""
+FIGURES: dict[str, Any] = {"fuzzing_tests": 0, "inputs_each": INPUTS}
+"""What `make soak` writes down."""
+
+
+def fuzz(test: Callable[..., None]) -> Callable[..., None]:
+    """A test of made-up inputs, to stand above `given`."""
+    health = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    made = settings(max_examples=INPUTS, suppress_health_check=health, deadline=None)(test)
+    marked: Callable[..., None] = pytest.mark.fuzz(made)
+    return marked
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Count the fuzzing tests that passed."""
+    FIGURES["fuzzing_tests"] += (
+        report.when == "call" and report.passed and "fuzz" in report.keywords
+    )
+
+
+def pytest_sessionfinish(exitstatus: int) -> None:
+    """Write the figures of a soak down, if it was asked for and nothing failed."""
+    if "CCLIS_SOAK" in os.environ and exitstatus == 0:
+        figures = {**FIGURES, "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+        Path(os.environ["CCLIS_SOAK"]).write_text(json.dumps(figures, indent=2) + "\n")
 
 
 @pytest.fixture(scope="session")

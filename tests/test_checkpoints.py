@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cclis import checkpoints
@@ -24,7 +24,7 @@ from cclis.checkpoints import FORMAT, Checkpoints
 from cclis.config import make_config
 from cclis.errors import InputError
 from cclis.runs import Run
-from tests.conftest import QUICK
+from tests.conftest import QUICK, fuzz
 
 STATE = ({"x": torch.arange(5), "y": torch.ones(2, 3)}, {"about": "it"})
 
@@ -143,7 +143,7 @@ MANIFESTS = st.one_of(
 )
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@fuzz
 @given(MANIFESTS)
 def test_a_manifest_of_anything_is_an_input_error(saved: Checkpoints, content: bytes) -> None:
     (saved.folder / "task-0.json").write_bytes(content)
@@ -151,7 +151,7 @@ def test_a_manifest_of_anything_is_an_input_error(saved: Checkpoints, content: b
         saved.load("task-0")
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@fuzz
 @given(st.binary(max_size=300), st.integers(0, 2**64 - 1))
 def test_tensors_of_anything_are_an_input_error(tmp_path, content: bytes, claimed: int) -> None:
     from cclis.files import unpack_tensors
@@ -223,7 +223,7 @@ assert grown < 200, f"{{grown:.0f}} MB"
     assert done.returncode == 0, done.stderr
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@fuzz
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
 def test_a_run_directory_of_anything_is_an_input_error_or_a_run(tmp_path, content: bytes) -> None:
     for name in ("config.yaml", "result.json"):
@@ -235,18 +235,18 @@ def test_a_run_directory_of_anything_is_an_input_error_or_a_run(tmp_path, conten
         _ = run.result
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@fuzz
 @given(st.data())
 def test_a_damaged_config_file_is_an_input_error_or_a_config(tmp_path, data) -> None:
     run = Run.create(make_config("cclis", {**QUICK, "output": str(tmp_path / "run")}))
     path = run.path / "config.yaml"
     content = bytearray(path.read_bytes())
+    shutil.rmtree(run.path)
     for _ in range(data.draw(st.integers(1, 4))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    path.write_bytes(bytes(content))
+    (tmp_path / "config.yaml").write_bytes(bytes(content))
     with contextlib.suppress(InputError):
-        assert run.config.to_dict()
-    shutil.rmtree(run.path)
+        assert Run.open(tmp_path).config.to_dict()
 
 
 def test_formats_are_written_into_both_files(saved: Checkpoints) -> None:

@@ -6,7 +6,7 @@ import stat
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cclis.errors import InputError
@@ -18,6 +18,7 @@ from cclis.files import (
     write_json,
     write_tensors,
 )
+from tests.conftest import fuzz
 
 # ------------------------------------------------------------------------------------ atomic
 
@@ -194,7 +195,7 @@ def test_a_truncated_file_is_refused_wherever_it_ends(good, tmp_path):
             read_tensors(file)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@fuzz
 @given(st.binary(max_size=300))
 def test_garbage_is_refused(tmp_path, content):
     (tmp_path / "a").write_bytes(content)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import platform
 import time
 from collections.abc import Collection, Iterator
@@ -20,6 +22,7 @@ from cclis.engine.compiling import seconds_compiling
 from cclis.engine.device import (
     device_name,
     global_chance,
+    globally_seeded,
     peak_memory,
     restore_global_chance,
 )
@@ -74,6 +77,8 @@ class Journey:
         chance, description["chance"] = global_chance()
         tensors |= {f"chance.{name}": state for name, state in chance.items()}
         description["versions"] = versions()
+        settings = json.dumps(description["config"], sort_keys=True)
+        description["config_hash"] = hashlib.sha256(settings.encode()).hexdigest()
         description["journey"] = {
             "stream": self._stream,
             "rows": [_plain(row) for row in self.rows],
@@ -230,8 +235,8 @@ def _learn_all(journey: Journey, benchmark: Benchmark, progress: Progress) -> No
 
 @contextmanager
 def _going_on(run: Run) -> Iterator[Interruption]:
-    """Alone in the run's directory, and told by a signal how to go on."""
-    with run.alone(), Interruption() as stop:
+    """Alone in the run's directory, with its own seed, and told by a signal how to go on."""
+    with run.alone(), Interruption() as stop, globally_seeded(run.config.seed):
         try:
             yield stop
         except Interrupted as signal:

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import pickle
 import shutil
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -28,10 +30,7 @@ from cclis.data.readers import (
 )
 from cclis.errors import InputError
 from cclis.progress import Progress
-
-FUZZ = settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+from tests.conftest import fuzz
 
 # -------------------------------------------------------------------------------------- Split
 
@@ -300,14 +299,14 @@ def test_pickles_of_other_things_are_refused(tmp_path, content):
         read_cifar10(root)
 
 
-@FUZZ
+@fuzz
 @given(st.binary(max_size=200))
 def test_random_bytes_are_no_cifar(tmp_path, content):
     with pytest.raises(InputError, match="data_batch_1"):
         read_cifar10(python_folder(tmp_path, content))
 
 
-@FUZZ
+@fuzz
 @given(st.data())
 def test_damaged_pickles_raise_only_input_errors(tmp_path, data):
     content = bytearray(pickle.dumps({b"data": GOOD["data"][:, :8], b"labels": [0]}, protocol=2))
@@ -665,7 +664,7 @@ def test_npz_that_is_none(tmp_path):
         read_npz(tmp_path / "single.npy")
 
 
-@FUZZ
+@fuzz
 @given(st.data())
 def test_damaged_npz_raises_only_input_errors(tmp_path, data):
     content = bytearray(npz(tmp_path).read_bytes())
@@ -699,3 +698,34 @@ def test_corrupt_images_are_left_out_only_on_request(folder):
         path.write_bytes(b"no image")
     with pytest.raises(InputError, match=f"not one image of the class '{bad.parent.name}'"):
         read_image_folder(folder, skip_corrupt=True)
+
+
+@fuzz
+@given(st.data())
+def test_damaged_images_raise_only_input_errors(tmp_path, data):
+    kind = data.draw(st.sampled_from(["PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM"]))
+    buffer = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 256, (9, 9, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(buffer, kind)
+    content = bytearray(buffer.getvalue())
+    if data.draw(st.booleans()):
+        content = content[: data.draw(st.integers(0, len(content)))]
+    for _ in range(data.draw(st.integers(0, 6)) if content else 0):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    for split in ("train", "test"):
+        (tmp_path / split / "class").mkdir(parents=True, exist_ok=True)
+        (tmp_path / split / "class" / f"a.{kind.lower()}").write_bytes(bytes(content))
+    with contextlib.suppress(InputError):
+        read_image_folder(tmp_path, image_size=8)
+    shutil.rmtree(tmp_path / "train")
+    shutil.rmtree(tmp_path / "test")
+
+
+def test_an_image_that_claims_a_huge_size_is_refused_before_it_is_decoded(folder):
+    image = next((folder / "train").glob("*/*.png"))
+    content = bytearray(image.read_bytes())
+    content[16:24] = (12_000).to_bytes(4, "big") * 2  # width and height in the header
+    content[29:33] = zlib.crc32(content[12:29]).to_bytes(4, "big")
+    image.write_bytes(bytes(content))
+    with pytest.raises(InputError, match="claims 12000×12000 pixels"):
+        read_image_folder(folder, image_size=8)

@@ -8,6 +8,7 @@ from cclis.engine.device import (
     device_name,
     generator,
     global_chance,
+    globally_seeded,
     make_fabric,
     on_host,
     peak_memory,
@@ -81,6 +82,25 @@ def test_all_global_generators_come_back() -> None:
     assert draw() != first
     restore_global_chance(tensors, json.loads(json.dumps(numbers)))
     assert draw() == first
+
+
+def test_a_seed_for_all_global_generators_is_put_back() -> None:
+    import random
+
+    import numpy as np
+
+    def draw() -> tuple[float, float, float]:
+        return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+    tensors, numbers = global_chance()
+    found = []
+    for seed in (1, 1, 2):
+        with globally_seeded(seed):
+            found.append(draw())
+    assert found[0] == found[1] != found[2]
+    again, numbers_again = global_chance()
+    assert torch.equal(again["torch"], tensors["torch"])
+    assert numbers_again == numbers
 
 
 def test_deterministic_kernels_are_asked_for_and_let_go() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cclis.errors import InputError
-from cclis.report.results import main, read_results, results_table, with_table
+from cclis.report.results import main, results_table, tables, variations_table, with_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,15 +33,15 @@ def test_one_run_has_no_spread() -> None:
     assert "| linear | 70.00 | 1.00 |" in results_table([result(0, 70.0)])
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md", "docs/reliability.md"])
 def test_the_tables_in_the_docs_are_those_of_the_results(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
-    table = results_table(read_results(ROOT / "results"))
-    assert with_table(text, table) == text, "run `make results`"
+    assert with_tables(text, tables(ROOT / "results")) == text, "run `make results`"
 
 
 def test_pages_are_written(tmp_path: Path) -> None:
     (tmp_path / "one.json").write_text(json.dumps(result(0, 70.0)))
+    (tmp_path / "two.json").write_text(json.dumps(varied()))
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- results -->\nold\n<!-- /results -->\nafter\n")
     main(str(tmp_path), str(page))
@@ -49,5 +49,19 @@ def test_pages_are_written(tmp_path: Path) -> None:
     assert text.startswith("before\n<!-- results -->\n| benchmark |")
     assert text.endswith("<!-- /results -->\nafter\n")
     assert "old" not in text
-    with pytest.raises(InputError, match="no place for the table"):
-        with_table("nothing", "table")
+    with pytest.raises(InputError, match="no place for a table"):
+        with_tables("nothing", {"results": "table"})
+
+
+def varied() -> dict[str, object]:
+    return {**result(0, 57.5), "config": {"selection": "random", "distillation": False, "seed": 3}}
+
+
+def test_runs_with_other_settings_than_their_recipe_have_a_table_of_their_own() -> None:
+    both = [result(0, 70.0), varied()]
+    assert "57.50" not in results_table(both)
+    lines = variations_table(both).splitlines()
+    start = "| seq-cifar10 | 200 | selection random, distillation false |"
+    assert lines[2] == f"{start} *the paper* | *56.43 ± 1.54* | – | – | – | |"
+    assert lines[3].startswith(f"{start} linear | 57.50 |")
+    assert len(lines) == 5

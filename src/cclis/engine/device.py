@@ -78,6 +78,19 @@ def seeded(seed: int, *purpose: str | int) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def globally_seeded(seed: int) -> Iterator[None]:
+    """All global generators seeded, and put back afterwards."""
+    before = global_chance()
+    torch.manual_seed(seed_for(seed, "torch"))
+    random.seed(seed_for(seed, "python"))
+    np.random.seed(seed_for(seed, "numpy") % 2**32)
+    try:
+        yield
+    finally:
+        restore_global_chance(*before)
+
+
 def global_chance() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The states of all global generators, which an encoder of one's own may draw from.
 

@@ -1,14 +1,14 @@
-"""Tables of measured runs beside the paper's numbers, written from the summaries in a folder.
+"""Tables of what was measured beside the paper's numbers, written from the summaries in a folder.
 
     python -m cclis.report.results results README.md docs/results.md
 
-replaces what stands between `<!-- results -->` and `<!-- /results -->` in each file.
+replaces what stands between `<!-- NAME -->` and `<!-- /NAME -->` in each file, for the tables
+`results`, `variations`, `heads`, `speed` and `reliability`.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,31 +16,132 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from cclis.config import make_config, read_yaml, recipe_for, recipe_path
 from cclis.errors import InputError
 from cclis.files import read_json, write_atomically
 
 Result = Mapping[str, Any]
-BETWEEN = re.compile(r"(<!-- results -->\n).*?(<!-- /results -->)", re.DOTALL)
 COLUMNS = [
     (scenario, key) for scenario in ("class_il", "task_il") for key in ("accuracy", "forgetting")
 ]
+SCORES = "Class-IL | forgetting | Task-IL | forgetting"
+ANYWHERE = {"seed", "memory", "device", "threads", "compile", "images", "checkpoint_minutes"}
+"""Settings that make no other row."""
 
 
 def results_table(results: Sequence[Result]) -> str:
-    """A Markdown table: a row for every benchmark, memory, method and head, the paper's first."""
-    scores = "Class-IL | forgetting | Task-IL | forgetting"
-    lines = [f"| benchmark | memory | method | head | {scores} | runs |", "|---" * 9 + "|"]
-    paper = json.loads((resources.files("cclis.report") / "paper.json").read_text())
-    for (benchmark, method, memory), runs in sorted(_grouped(results).items()):
+    """A row for every benchmark, memory, method and head, the paper's first."""
+    lines = [f"| benchmark | memory | method | head | {SCORES} | runs |", "|---" * 9 + "|"]
+    for (benchmark, method, memory), runs in _rows([run for run in results if not variation(run)]):
         start = f"| {benchmark} | {memory} | {method} |"
-        published = paper.get(benchmark, {}).get(str(memory), {}).get(method)
+        published = _paper(benchmark, memory).get(method)
         if published is not None:
             cells = [_published(published[scenario][key]) for scenario, key in COLUMNS]
             lines.append(f"{start} *the paper* | {' | '.join(cells)} | |")
-        for head in runs[0]["class_il"]:
-            cells = [_measured([run[s][head][key] for run in runs]) for s, key in COLUMNS]
-            lines.append(f"{start} {head} | {' | '.join(cells)} | {len(runs)} |")
+        lines += [f"{start} {row}" for row in _by_head(runs)]
     return "\n".join(lines) + "\n"
+
+
+def variations_table(results: Sequence[Result]) -> str:
+    """The same for runs whose settings differ from their recipe's."""
+    lines = [f"| benchmark | memory | changed | head | {SCORES} | runs |", "|---" * 9 + "|"]
+    varied: dict[str, list[Result]] = {}
+    for result in results:
+        varied.setdefault(variation(result), []).append(result)
+    varied.pop("", None)
+    for what, same in sorted(varied.items()):
+        for (benchmark, _, memory), runs in _rows(same):
+            start = f"| {benchmark} | {memory} | {what} |"
+            published = _paper(benchmark, memory).get("variations", {}).get(what)
+            if published is not None:
+                cells = [_published(published.get(s, {}).get(key)) for s, key in COLUMNS]
+                lines.append(f"{start} *the paper* | {' | '.join(cells)} | |")
+            lines += [f"{start} {row}" for row in _by_head(runs)]
+    return "\n".join(lines) + "\n"
+
+
+def heads_table(found: Sequence[Result]) -> str:
+    """Class-IL accuracy of a run's representation under several classifiers."""
+    runs = [
+        f"{f['benchmark']}, {f['method']}, memory {f['memory']}, seed {f['seed']}" for f in found
+    ]
+    lines = [f"| classifier | {' | '.join(runs)} |", "|---" * (len(runs) + 1) + "|"]
+    for rows in zip(*(f["classifiers"] for f in found), strict=True):
+        cells = " | ".join(f"{row['class_il']:.2f}" for row in rows)
+        lines.append(f"| {rows[0]['classifier']} | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
+def speed_table(found: Sequence[Result]) -> str:
+    """Images a second of training, and what it is made of."""
+    lines = []
+    for machine in found:
+        lines += [
+            f"{machine['device']}, torch {machine['versions']['torch']}, "
+            f"{machine['matmul_tflops']:.0f} TFLOP/s in a bf16 matrix product:",
+            "",
+            "| images | batch | first task | of the matrix rate | with teacher "
+            "| of the matrix rate | memory |",
+            "|---" * 7 + "|",
+        ]
+        on_host = machine.get("images_on_host")
+        for row in machine["training"]:
+            lines.append(_speed(f"{row['side']}×{row['side']}", row))
+        if on_host:
+            lines.append(_speed(f"{on_host['side']}×{on_host['side']}, on the host", on_host))
+        if "baseline" in machine:
+            plain, ratio = machine["baseline"], machine["ratio_to_baseline"]
+            lines += [
+                "",
+                f"A plain loop on the same machine: {plain['first_task']:,.0f} and "
+                f"{plain['with_teacher']:,.0f} images/s; ours is {ratio['first_task']:.1f} and "
+                f"{ratio['with_teacher']:.1f} times as fast. Passes that only look: "
+                f"{machine['inference']['plain']:,.0f} images/s as they are, "
+                f"{machine['inference']['augmented']:,.0f} augmented.",
+            ]
+        parts = [f"{name} {1e3 * s:.2f} ms" for name, s in machine["parts_seconds"].items()]
+        lines += ["", f"Parts of a step alone: {', '.join(parts)}."]
+        if "kernels" in machine:
+            kinds = machine["kernels"]["milliseconds_by_kind"]
+            total = sum(kinds.values())
+            shares = sorted(kinds.items(), key=lambda item: -item[1])
+            said = [f"{name} {ms:.2f} ms ({100 * ms / total:.0f} %)" for name, ms in shares]
+            lines += ["", f"Kernels of a step with the teacher: {'; '.join(said)}."]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def reliability_table(folder: Path) -> str:
+    """What the last soak survived, and what checkpoints cost."""
+    lines = ["| | |", "|---|---|"]
+    if (folder / "soak.json").is_file():
+        soak = read_json(folder / "soak.json")
+        moments = ", ".join(f"{n} {what.replace('_', ' ')}" for what, n in soak["moments"].items())
+        inputs = soak["fuzzing_tests"] * soak["inputs_each"]
+        lines += [
+            f"| kills survived, the end the same bit by bit | {soak['kills']} ({moments}) |",
+            f"| made-up inputs, no error but ours | {inputs:,} |",
+        ]
+    for cost in read_results(folder / "checkpointing"):
+        lines.append(
+            f"| checkpoints of {cost['megabytes']:.0f} MB every {cost['every_minutes']:g} minutes, "
+            f"on {cost['device']} | {100 * cost['share_of_training']:.2f} % of the training time |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def variation(result: Result) -> str:
+    """What a run has other than the recipe for its row, as `name value` parts; "" for nothing."""
+    config = result.get("config", {})
+    recipe = recipe_for(result["benchmark"], result["method"], result["memory"])
+    settings = {} if recipe is None else read_yaml(recipe_path(recipe))
+    settings.pop("method", None)
+    usual = make_config(result["method"], settings).to_dict()
+    return ", ".join(
+        f"{name} {json.dumps(value).strip(chr(34))}"
+        for name, value in config.items()
+        if name in usual and name not in ANYWHERE and usual[name] != value
+    )
 
 
 def read_results(folder: Path) -> list[Result]:
@@ -48,21 +149,54 @@ def read_results(folder: Path) -> list[Result]:
     return [read_json(path) for path in sorted(folder.glob("*.json"))]
 
 
-def with_table(text: str, table: str) -> str:
-    """A page with the table between its markers replaced."""
-    if not BETWEEN.search(text):
-        raise InputError(
-            "no place for the table: <!-- results --> and <!-- /results --> are missing"
-        )
-    return BETWEEN.sub(lambda found: f"{found[1]}{table}{found[2]}", text)
+def tables(folder: Path) -> dict[str, str]:
+    """All tables by name."""
+    results = read_results(folder)
+    return {
+        "results": results_table(results),
+        "variations": variations_table(results),
+        "heads": heads_table(read_results(folder / "heads")),
+        "speed": speed_table(read_results(folder / "speed")),
+        "reliability": reliability_table(folder),
+    }
 
 
-def _grouped(results: Sequence[Result]) -> dict[tuple[str, str, int], list[Result]]:
+def with_tables(text: str, by_name: Mapping[str, str]) -> str:
+    """A page with the tables between its markers replaced."""
+    places = 0
+    for name, table in by_name.items():
+        start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        before, found, rest = text.partition(start)
+        if found:
+            text = before + start + table + end + rest.partition(end)[2]
+            places += 1
+    if not places:
+        raise InputError("no place for a table: <!-- results --> and <!-- /results --> are missing")
+    return text
+
+
+def _rows(results: Sequence[Result]) -> list[tuple[tuple[str, str, int], list[Result]]]:
     groups: dict[tuple[str, str, int], list[Result]] = {}
     for result in results:
         key = (result["benchmark"], result["method"], result["memory"])
         groups.setdefault(key, []).append(result)
-    return groups
+    return sorted(groups.items())
+
+
+def _by_head(runs: Sequence[Result]) -> list[str]:
+    """What follows the start of a row, for every head that any run has."""
+    rows = []
+    for head in {head: None for run in runs for head in run["class_il"]}:
+        having = [run for run in runs if head in run["class_il"]]
+        cells = [_measured([run[s][head][key] for run in having]) for s, key in COLUMNS]
+        rows.append(f"{head} | {' | '.join(cells)} | {len(having)} |")
+    return rows
+
+
+def _paper(benchmark: str, memory: int) -> dict[str, Any]:
+    paper = json.loads((resources.files("cclis.report") / "paper.json").read_text())
+    found: dict[str, Any] = paper.get(benchmark, {}).get(str(memory), {})
+    return found
 
 
 def _published(number: Sequence[float] | None) -> str:
@@ -74,11 +208,20 @@ def _measured(values: Sequence[float]) -> str:
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.2f}"
 
 
+def _speed(name: str, row: Mapping[str, Any]) -> str:
+    cells = [name, str(row["batch"])]
+    for kind in ("first_task", "with_teacher"):
+        share = row.get(f"{kind}_share_of_matmul")
+        cells += [f"{row[kind]:,.0f}", "–" if share is None else f"{100 * share:.0f} %"]
+    peak = row.get("peak_memory_gib")
+    return f"| {' | '.join(cells)} | {'–' if peak is None else f'{peak:.1f} GiB'} |"
+
+
 def main(folder: str, *pages: str) -> None:
-    """Write the table of a folder's results into pages."""
-    table = results_table(read_results(Path(folder)))
+    """Write the tables of a folder's results into pages."""
+    by_name = tables(Path(folder))
     for page in map(Path, pages):
-        write_atomically(page, with_table(page.read_text(encoding="utf-8"), table).encode())
+        write_atomically(page, with_tables(page.read_text(encoding="utf-8"), by_name).encode())
 
 
 if __name__ == "__main__":

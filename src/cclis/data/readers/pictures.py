@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 
+LARGEST = 80_000_000
+"""Pixels of the largest image that is decoded; a small file may claim any number."""
 Files = list[tuple[Path, int]]
 """Image files and their classes."""
 
@@ -68,6 +70,10 @@ def decode(path: Path, mode: str, image_size: int | None = None) -> Uint8:
 def _opened(path: Path) -> Iterator[Image.Image]:
     try:
         with Image.open(path) as image:
+            if image.width * image.height > LARGEST:
+                raise InputError(
+                    f"{path} claims {image.width}×{image.height} pixels; scale it down first"
+                )
             yield image
     except InputError:
         raise
