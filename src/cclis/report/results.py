@@ -114,8 +114,7 @@ def speed_table(found: Sequence[Result]) -> str:
 def reliability_table(folder: Path) -> str:
     """What the last soak survived, and what checkpoints cost."""
     lines = ["| | |", "|---|---|"]
-    if (folder / "soak.json").is_file():
-        soak = read_json(folder / "soak.json")
+    for soak in read_results(folder / "soak"):
         moments = ", ".join(f"{n} {what.replace('_', ' ')}" for what, n in soak["moments"].items())
         inputs = soak["fuzzing_tests"] * soak["inputs_each"]
         lines += [
