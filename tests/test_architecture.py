@@ -18,7 +18,7 @@ LAYERS = (
     {"checkpoints"},
     {"data"},
     {"nn"},
-    {"losses", "sampling", "metrics"},
+    {"losses", "sampling", "exemplars", "gradients", "metrics"},
     {"memory"},
     {"methods"},
     {"engine"},

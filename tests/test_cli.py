@@ -183,7 +183,7 @@ def test_finetune_takes_its_own_settings(capsys) -> None:
     error = refused(capsys, "train", "--method", "finetune", "--config", "own.yaml")
     assert "does not accept option 'temperature'" in error
     error = refused(capsys, "train", "--method=finetune", "--temperature=1")
-    assert "--temperature=1, a setting of cclis alone" in error
+    assert "--temperature=1, a setting of cclis and co2l alone" in error
 
 
 def print_config(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:

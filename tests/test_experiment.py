@@ -40,6 +40,16 @@ def test_cclis_learns_digits_without_forgetting(tmp_path) -> None:
     assert max(head["forgetting"] for head in result["class_il"].values()) <= 5
 
 
+@pytest.mark.parametrize("method", ["co2l", "der", "derpp", "er", "icarl"])
+def test_every_baseline_learns_digits_far_better_than_fine_tuning(method: str, tmp_path) -> None:
+    settings = read_yaml(recipe_path(f"split-digits/{method}-100"))
+    config = make_config(settings.pop("method"), {**settings, "output": str(tmp_path / "run")})
+    result = train(config).result
+    # Fine-tuning ends at 20 %: the last task alone.
+    assert min(head["accuracy"] for head in result["class_il"].values()) >= 70
+    assert min(head["accuracy"] for head in result["task_il"].values()) >= 95
+
+
 def test_finetune_forgets(tmp_path) -> None:
     config = make_config("finetune", {"flip": 0.0, "epochs": 20, "output": str(tmp_path / "run")})
     result = train(config).result

@@ -102,3 +102,30 @@ def test_loading_what_does_not_fit_is_refused():
     memory.replace(samples(3, 4), torch.ones(2))
     with pytest.raises(InputError, match="do not fit a memory of 1"):
         Memory(1).load(memory.state())
+
+
+def test_a_stream_fills_free_rows_and_replaces_others():
+    memory = Memory(3)
+    first = ImageSet(torch.arange(8, dtype=torch.uint8).view(2, 2, 2, 1), torch.tensor([5, 6]))
+    memory.insert(torch.tensor([0, 1]), first, {"logits": torch.tensor([[1.0], [2.0]])})
+    assert (len(memory), memory.seen) == (2, 2)
+    memory.insert(torch.tensor([2, -1]), samples(7, 8), {"logits": torch.tensor([[3.0], [4.0]])})
+    memory.insert(torch.tensor([-1, 0]), samples(9, 10), {"logits": torch.tensor([[5.0], [6.0]])})
+    memory.insert(torch.tensor([-1, -1]), samples(9, 9), {"logits": torch.zeros(2, 1)})
+    assert (len(memory), memory.seen) == (3, 8)
+    assert memory.samples is not None
+    assert memory.samples.labels.tolist() == [10, 6, 7]
+    assert memory.extras["logits"].flatten().tolist() == [6, 2, 3]
+    assert memory.proposal.tolist() == [1, 1, 1]
+    assert memory.samples.images[1].flatten().tolist() == [4, 5, 6, 7]
+
+
+def test_a_stream_goes_on_from_a_saved_state():
+    memory, again = Memory(4), Memory(4)
+    memory.insert(torch.tensor([0, 1]), samples(1, 2), {"logits": torch.tensor([[1.0], [2.0]])})
+    again.load({name: value.clone() for name, value in memory.state().items()})
+    for each in (memory, again):
+        each.insert(torch.tensor([2, 3]), samples(3, 4), {"logits": torch.tensor([[3.0], [4.0]])})
+    state, other = memory.state(), again.state()
+    assert state.keys() == other.keys() == {"images", "labels", "proposal", "logits", "seen"}
+    assert all(torch.equal(state[name], other[name]) for name in state)

@@ -25,6 +25,7 @@ Encoder = Literal["auto", "conv", "resnet18", "resnet34", "resnet50"]
 Crop = Literal["resized", "padded", "none"]
 Selection = Literal["proposal", "random"]
 Placement = Literal["auto", "device", "host"]
+Schedule = Literal["cosine", "constant"]
 
 
 class Options:
@@ -65,7 +66,7 @@ class RunOptions(Options):
     """The run itself."""
 
     method: str = "cclis"
-    """How to learn it: cclis, finetune."""
+    """How to learn it: cclis, co2l, er, icarl, der, derpp, finetune."""
     memory: int = 200
     """How many samples of past tasks may be kept."""
     seed: int = 0
@@ -145,6 +146,8 @@ class TrainingOptions(Options):
     """Weight decay of SGD."""
     warmup_epochs: int = 10
     """Epochs of linear warm-up at the start of each task; a fifth of the epochs at most."""
+    schedule: Schedule = "cosine"
+    """Learning rate after the warm-up: down to a thousandth along a cosine, or constant."""
 
 
 @dataclass(frozen=True)
@@ -221,6 +224,97 @@ class CCLISConfig(CCLISOptions, Config):
 
 
 @dataclass(frozen=True)
+class Co2LOptions(Options):
+    """The method co2l."""
+
+    temperature: float = 0.5
+    """τ of the contrastive loss."""
+    distill_weight: float = 1.0
+    """λ: weight of the distillation."""
+    teacher_temperature: float = 0.01
+    """κ* of the distillation."""
+    student_temperature: float = 0.2
+    """κ of the distillation."""
+
+
+@dataclass(frozen=True)
+class Co2LConfig(Co2LOptions, Config):
+    """Settings of `co2l`."""
+
+    method: str = "co2l"
+
+
+@dataclass(frozen=True)
+class StreamReplayOptions(Options):
+    """Methods that replay beside every batch of the task."""
+
+    replay_batch_size: int = 32
+    """Samples replayed beside every batch of the task."""
+
+
+@dataclass(frozen=True)
+class ClassifierConfig(Config):
+    """What methods with a classifier, trained by cross-entropy, have in common."""
+
+    epochs: int = 50
+    batch_size: int = 32
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    warmup_epochs: int = 0
+    schedule: Schedule = "constant"
+    crop: Crop = "padded"
+    jitter: float = 0.0
+    grayscale: float = 0.0
+
+
+@dataclass(frozen=True)
+class ERConfig(StreamReplayOptions, ClassifierConfig):
+    """Settings of `er`."""
+
+    method: str = "er"
+
+
+@dataclass(frozen=True)
+class ICaRLConfig(ClassifierConfig):
+    """Settings of `icarl`."""
+
+    method: str = "icarl"
+    weight_decay: float = 1e-5
+
+
+@dataclass(frozen=True)
+class DEROptions(Options):
+    """The methods der and derpp."""
+
+    logit_weight: float = 0.3
+    """α: weight of the distance from stored logits."""
+
+
+@dataclass(frozen=True)
+class DERConfig(DEROptions, StreamReplayOptions, ClassifierConfig):
+    """Settings of `der`."""
+
+    method: str = "der"
+    learning_rate: float = 0.03
+
+
+@dataclass(frozen=True)
+class DERPPOptions(Options):
+    """The method derpp."""
+
+    label_weight: float = 0.5
+    """β: weight of the cross-entropy of replayed labels."""
+
+
+@dataclass(frozen=True)
+class DERPPConfig(DERPPOptions, DERConfig):
+    """Settings of `derpp`."""
+
+    method: str = "derpp"
+    logit_weight: float = 0.1
+
+
+@dataclass(frozen=True)
 class FinetuneConfig(Config):
     """Settings of `finetune`: cross-entropy on one task after another, nothing kept."""
 
@@ -240,16 +334,24 @@ class FinetuneConfig(Config):
 NUMBERS = {int: numbers.Integral, float: numbers.Real}
 """What counts as a number, numpy's included."""
 
-CONFIGS: dict[str, type[Config]] = {"cclis": CCLISConfig, "finetune": FinetuneConfig}
+CONFIGS: dict[str, type[Config]] = {
+    "cclis": CCLISConfig,
+    "co2l": Co2LConfig,
+    "er": ERConfig,
+    "icarl": ICaRLConfig,
+    "der": DERConfig,
+    "derpp": DERPPConfig,
+    "finetune": FinetuneConfig,
+}
 
 _AT_LEAST_ONE = {
     "epochs", "first_epochs", "width", "embedding", "image_size", "tasks",
-    "limit", "threads",
+    "limit", "threads", "replay_batch_size",
     "probe_epochs", "probe_batch_size", "mean_passes", "score_passes",
 }  # fmt: skip
 _NOT_NEGATIVE = {
     "memory", "seed", "padding", "momentum", "weight_decay", "warmup_epochs", "distill_weight",
-    "class_order", "checkpoint_minutes",
+    "class_order", "checkpoint_minutes", "logit_weight", "label_weight",
 }  # fmt: skip
 _POSITIVE = {
     "learning_rate", "probe_learning_rate", "paper_probe_learning_rate", "prototype_learning_rate",

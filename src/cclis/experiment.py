@@ -318,7 +318,7 @@ def reevaluate(
             evaluate(
                 trainer.inference,
                 trainer.method.heads,
-                visible,
+                trainer.fitted_to(visible),
                 tests,
                 trainer.task_sizes,
                 options or config,

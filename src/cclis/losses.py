@@ -1,9 +1,13 @@
-"""Losses: pure functions of similarities, labels and proposals."""
+"""Losses: pure functions of similarities, embeddings or logits, of labels and of proposals."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+NEVER = -1e9
+"""A logit so low that its softmax is exactly zero; infinity times zero would not be."""
 
 
 def sample_nce(
@@ -62,6 +66,98 @@ def prd(
     target = (_at_least_float32(teacher) / teacher_temperature).softmax(dim=0)
     log_probability = (_at_least_float32(student) / student_temperature).log_softmax(dim=0)
     return -(target * log_probability).sum(dim=0).mean()
+
+
+def supcon(
+    embeddings: Tensor, labels: Tensor, *, temperature: float, anchors: Tensor | None = None
+) -> Tensor:
+    """Asymmetric supervised contrastive loss (Co2L, Section 4.1; Khosla et al. 2020, L_out).
+
+    An anchor i costs -1/|P(i)| Σ_{j ∈ P(i)} log(exp(s_ij) / Σ_{k ≠ i} exp(s_ik)), with
+    s_ij = z_i·z_j / temperature and P(i) the other rows of its class. The mean over the anchors
+    that have such a row is returned, and 0 where none has.
+
+    Args:
+        embeddings: z, unit-norm, (B, D); views of an image are rows of their own.
+        labels: Class of every row, int64, (B,).
+        temperature: τ.
+        anchors: Which rows are anchors, bool, (B,): those of the current task. The others are
+            only contrasted with. None makes every row an anchor.
+    """
+    log_share = _log_share_of_others(embeddings, temperature)
+    positive = (labels[:, None] == labels) & ~_itself(embeddings)
+    positives = positive.sum(dim=1)
+    # Masks rather than indices: shapes do not depend on what is in the batch.
+    cost = -torch.where(positive, log_share, 0.0).sum(dim=1) / positives.clamp_min(1)
+    counted = positives > 0
+    if anchors is not None:
+        counted = counted & anchors
+    return torch.where(counted, cost, 0.0).sum() / counted.sum().clamp_min(1)
+
+
+def ird(
+    student: Tensor, teacher: Tensor, *, student_temperature: float, teacher_temperature: float
+) -> Tensor:
+    """Instance-wise relation distillation (Co2L, Section 4.2), mean over the batch.
+
+    A row i costs -Σ_{j ≠ i} p*_ij log p_ij, with p_i the softmax over j ≠ i of
+    z_i·z_j / temperature and p* the teacher's. A row alone costs nothing.
+
+    Args:
+        student: Unit-norm embeddings of the batch now, (B, D).
+        teacher: The same under the frozen previous model, (B, D).
+        student_temperature: κ.
+        teacher_temperature: κ*.
+    """
+    target = _log_share_of_others(teacher, teacher_temperature).exp()
+    log_probability = _log_share_of_others(student, student_temperature)
+    return -(target * log_probability).sum(dim=1).mean()
+
+
+def icarl_loss(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    old_classes: int | Tensor,
+    seen_classes: int | Tensor,
+    old_probabilities: Tensor | None,
+) -> Tensor:
+    """Classification and distillation of iCaRL (Rebuffi et al. 2017, Algorithm 3).
+
+    A sample costs -Σ_y [q_y log g_y + (1 - q_y) log(1 - g_y)] over the seen classes y, with
+    g = sigmoid(logits). The target q_y is the previous network's g_y where y is old, and
+    otherwise 1 for the sample's own class and 0 for the rest. The mean over the batch is returned.
+
+    Args:
+        logits: Logits of all classes, seen or not, (B, C).
+        labels: Class of every sample, int64 in 0..seen_classes-1, (B,).
+        old_classes: Classes 0..old_classes-1 are old. A tensor, () and int64, lets a compiled
+            step serve for every task.
+        seen_classes: Classes 0..seen_classes-1 count; int or tensor likewise.
+        old_probabilities: The previous network's sigmoid(logits), (B, C); what it holds for
+            classes that are not old is ignored. None, where there is no previous network, takes
+            the labels for every class.
+    """
+    logits = _at_least_float32(logits)
+    classes = torch.arange(logits.shape[1], device=logits.device)
+    target = (classes == labels[:, None]).to(logits.dtype)
+    if old_probabilities is not None:
+        target = torch.where(classes < old_classes, old_probabilities.to(logits.dtype), target)
+    cost = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+    return torch.where(classes < seen_classes, cost, 0.0).sum(dim=1).mean()
+
+
+def _log_share_of_others(embeddings: Tensor, temperature: float) -> Tensor:
+    """log softmax over j ≠ i of z_i·z_j / temperature, (B, B); on the diagonal about `NEVER`."""
+    z = _at_least_float32(embeddings)
+    # Cosines of 16 bits are too coarse for a temperature of 0.01.
+    with torch.autocast(z.device.type, enabled=False):
+        logits = z @ z.T / temperature
+    return logits.masked_fill(_itself(z), NEVER).log_softmax(dim=1)
+
+
+def _itself(rows: Tensor) -> Tensor:
+    return torch.eye(len(rows), dtype=torch.bool, device=rows.device)
 
 
 def _at_least_float32(x: Tensor) -> Tensor:

@@ -2,63 +2,116 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from cclis.data.images import ImageSet
 from cclis.errors import InputError
 
+OWN = ("images", "labels", "proposal")
+"""What every sample has; other names are extras."""
+
 
 class Memory:
-    """At most `capacity` samples with their labels and proposals.
+    """At most `capacity` samples with their labels, proposals and extras.
+
+    It is either given all its samples at the end of a task, or one here and there while a stream
+    passes by.
 
     Attributes:
-        samples: What is kept, or None while nothing is.
-        proposal: g_k of every kept sample, normalised over what was visible of its class when it
-            was drawn, float32 (N,).
+        seen: How many samples have passed by.
     """
 
     def __init__(self, capacity: int):
         if capacity < 0:
             raise InputError(f"memory must be 0 or more, not {capacity}")
         self.capacity = capacity
-        self.samples: ImageSet | None = None
-        self.proposal = torch.empty(0)
+        self.seen = 0
+        self._rows: dict[str, Tensor] = {}
+        self._count = 0
 
     def __len__(self) -> int:
-        return 0 if self.samples is None else len(self.samples)
+        return self._count
+
+    @property
+    def samples(self) -> ImageSet | None:
+        """What is kept, or None while nothing is."""
+        return ImageSet(self._kept("images"), self._kept("labels")) if self._count else None
+
+    @property
+    def proposal(self) -> Tensor:
+        """g_k of every kept sample, float32 (N,).
+
+        Normalised over what was visible of its class when it was drawn; 1 for a sample of a stream.
+        """
+        return self._kept("proposal") if self._count else torch.empty(0)
+
+    @property
+    def extras(self) -> dict[str, Tensor]:
+        """Whatever else was kept with the samples, by name, (N, ...)."""
+        return {name: self._kept(name) for name in self._rows if name not in OWN}
 
     def visible(self, task: ImageSet) -> ImageSet:
         """Everything there is to see while learning a task: the memory, then the task."""
         return task if self.samples is None else ImageSet.concatenate(self.samples, task)
 
-    def replace(self, samples: ImageSet, proposal: Tensor) -> None:
+    def replace(
+        self, samples: ImageSet, proposal: Tensor, extras: Mapping[str, Tensor] | None = None
+    ) -> None:
         """Keep these samples and no others."""
         if len(samples) > self.capacity:
             raise InputError(f"{len(samples)} samples do not fit a memory of {self.capacity}")
         if proposal.shape != samples.labels.shape:
             raise InputError(f"{len(samples)} samples need as many proposals, not {len(proposal)}")
-        if len(samples) == 0:
-            self.samples, self.proposal = None, proposal
-            return
+        device = samples.labels.device
+        rows = {"images": samples.images, "labels": samples.labels, "proposal": proposal.float()}
         # Indexing may have given a view: a copy lets the data it came from go.
-        images = samples.images.clone().to(samples.labels.device)
-        self.samples = ImageSet(images, samples.labels.clone())
-        self.proposal = proposal.float().clone()
+        self._rows = {k: v.clone().to(device) for k, v in {**rows, **(extras or {})}.items()}
+        self._count = len(samples)
+
+    def insert(self, slots: Tensor, samples: ImageSet, extras: Mapping[str, Tensor]) -> None:
+        """Take in what a stream brings.
+
+        Args:
+            slots: Where each sample goes, or -1 for nowhere, int64 on the CPU (N,). Free slots are
+                given in order, and none twice.
+            samples: As many samples.
+            extras: What to keep with them, (N, ...).
+        """
+        self.seen += len(samples)
+        taken = (slots >= 0).nonzero()[:, 0]
+        if not len(taken):
+            return
+        there = samples.labels.device
+        new = {"images": samples.images, "labels": samples.labels, **extras}
+        new["proposal"] = torch.ones(len(samples), device=there)
+        if not self._rows:
+            self._rows = {k: v.new_zeros(self.capacity, *v.shape[1:]) for k, v in new.items()}
+        chosen, place = taken.to(there), slots[taken].to(there)
+        for name, rows in self._rows.items():
+            rows[place] = new[name][chosen].to(rows.dtype)
+        self._count = max(self._count, int(slots.max()) + 1)
 
     def state(self) -> dict[str, Tensor]:
         """What is kept, as tensors by name."""
-        if self.samples is None:
-            return {}
-        return {
-            "images": self.samples.images,
-            "labels": self.samples.labels,
-            "proposal": self.proposal,
-        }
+        kept = {name: self._kept(name) for name in self._rows if self._count}
+        return {**kept, "seen": torch.tensor(self.seen)} if self.seen else kept
 
-    def load(self, state: dict[str, Tensor]) -> None:
+    def load(self, state: Mapping[str, Tensor]) -> None:
         """Take back what `state` gave."""
-        if state:
-            self.replace(ImageSet(state["images"], state["labels"]), state["proposal"])
-        else:
-            self.samples, self.proposal = None, torch.empty(0)
+        self._rows, self._count = {}, 0
+        self.seen = int(state["seen"]) if "seen" in state else 0
+        if "labels" not in state:
+            return
+        extras = {name: v for name, v in state.items() if name not in (*OWN, "seen")}
+        self.replace(ImageSet(state["images"], state["labels"]), state["proposal"], extras)
+        if self.seen:
+            # A stream goes on filling the rows that are still free.
+            free = self.capacity - self._count
+            for name, rows in self._rows.items():
+                self._rows[name] = torch.cat([rows, rows.new_zeros(free, *rows.shape[1:])])
+
+    def _kept(self, name: str) -> Tensor:
+        return self._rows[name][: self._count]

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cclis.data.batches import Mix, epoch, mix
+from cclis.data.batches import Mix, draw_beside, epoch, mix, mix_beside
 from cclis.errors import InputError
 
 SIZES = st.integers(1, 5000)
@@ -119,3 +119,34 @@ def test_without_a_memory_nothing_is_replayed():
     chosen, replayed = epoch(10, 0, mix(10, 0, 4), generator())
     assert chosen.shape == (3, 4)
     assert (replayed.shape, replayed.dtype) == ((3, 0), torch.int64)
+
+
+# ------------------------------------------------------------------------------------- beside
+
+
+def test_a_mix_beside_a_stream_passes_through_the_task_once():
+    assert mix_beside(100, 32, 64) == Mix(32, 64, 4)
+    assert mix_beside(10, 32, 5) == Mix(10, 5, 1)
+    with pytest.raises(InputError, match="at least one sample"):
+        mix_beside(0, 32, 5)
+
+
+@given(
+    st.integers(0, 60), st.integers(0, 40), st.integers(1, 9), st.integers(1, 12), st.integers(1, 3)
+)
+def test_only_what_is_kept_by_then_is_drawn_and_none_twice(seen, capacity, task, each, replays):
+    how = Mix(task, each * replays, 5)
+    rows = draw_beside(seen, capacity, how, replays, generator())
+    assert rows.shape == (5, each * replays)
+    for step, row in enumerate(rows):
+        kept = min(capacity, seen + step * task)
+        for part in row.view(replays, each).tolist():
+            assert all(0 <= index < max(1, kept) for index in part)
+            assert len(set(part)) == min(each, max(1, kept))
+
+
+def test_every_kept_sample_is_drawn_as_often():
+    how = Mix(4, 10, 4000)
+    counts = draw_beside(1000, 20, how, 2, generator()).flatten().bincount(minlength=20)
+    # 2000 each; a deviation of 150 is beyond four standard deviations.
+    assert int((counts - 2000).abs().max()) < 150

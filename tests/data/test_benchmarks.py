@@ -265,5 +265,5 @@ def test_own_images_come_in_folders(tmp_path):
 def test_a_class_without_training_images_is_named():
     images = np.zeros((4, 8, 8, 1), dtype=np.uint8)
     split = Split(images, np.array([0, 0, 2, 2]))
-    with pytest.raises(InputError, match="the class 'b' of own has no training images"):
+    with pytest.raises(InputError, match="class 'b' of own has no training images"):
         Benchmark("own", Dataset(split, split, ("a", "b", "c")), [3], [0, 1, 2])

@@ -211,6 +211,7 @@ def test_records_tell_the_losses_and_the_schedule() -> None:
         {"momentum": 0.5},
         {"weight_decay": 0.1},
         {"warmup_epochs": 0},
+        {"schedule": "constant"},
         {"temperature": 0.1},
         {"distill_weight": 0.1},
         {"teacher_temperature": 0.5},

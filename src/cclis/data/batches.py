@@ -52,6 +52,38 @@ def mix(task: int, memory: int, batch_size: int, replay_share: float | None = No
     return Mix(batch - replay, replay, steps)
 
 
+def mix_beside(task: int, batch_size: int, replayed: int) -> Mix:
+    """The mix of batches of the task alone with `replayed` samples beside each."""
+    if task < 1:
+        raise InputError("a task needs at least one sample")
+    batch = min(batch_size, task)
+    return Mix(batch, replayed, -(-task // batch))
+
+
+def draw_beside(
+    seen: int, capacity: int, how: Mix, replays: int, generator: torch.Generator
+) -> Tensor:
+    """Indices into a memory that a stream fills, a row for every batch: (steps, replayed).
+
+    Each of a batch's `replays` parts is drawn without replacement from what is kept by then, and
+    repeated where that is less. While nothing is kept, an index is 0.
+
+    Args:
+        seen: How many samples have passed by before.
+        capacity: How many the memory holds at most.
+        how: The mix.
+        replays: Into how many parts the replayed samples of a batch fall.
+        generator: Source of randomness, on the CPU.
+    """
+    each = how.replay // replays
+    kept = (seen + how.task * torch.arange(how.steps)).clamp(max=capacity)
+    keys = torch.rand(how.steps, replays, max(1, capacity), generator=generator)
+    keys = keys.masked_fill(torch.arange(keys.shape[2]) >= kept[:, None, None], -1.0)
+    order = keys.topk(min(each, keys.shape[2]), dim=2).indices
+    place = torch.arange(each) % kept.clamp(1, each)[:, None]
+    return order.gather(2, place[:, None].expand(-1, replays, -1)).flatten(1)
+
+
 def epoch(task: int, memory: int, how: Mix, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Indices into the task and into the memory, a row for every batch: (steps, samples of it).
 

@@ -19,11 +19,13 @@ class Schedule:
         epochs: Epochs of the task.
         steps: Steps of an epoch.
         warmup_epochs: Epochs of warm-up asked for.
+        constant: No decay after the warm-up.
     """
 
     epochs: int
     steps: int
     warmup_epochs: float
+    constant: bool = False
 
     def factor(self, step: int, warmup_from: float) -> float:
         """What the learning rate is multiplied with at a step counted from the task's start."""
@@ -34,4 +36,6 @@ class Schedule:
         return self._cosine(epoch)
 
     def _cosine(self, epoch: float) -> float:
+        if self.constant:
+            return 1.0
         return FLOOR + (1 - FLOOR) * (1 + math.cos(math.pi * epoch / self.epochs)) / 2

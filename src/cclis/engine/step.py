@@ -16,7 +16,10 @@ from cclis.methods import Batch, Method
 
 WARMUP = 3
 """Steps run one kernel at a time before the next is recorded: libraries choose kernels in them."""
+INPUTS = ("images", "labels", "proposal", "chances")
 NEVER = -1
+
+Tensors = dict[str, Tensor]
 
 
 class Step:
@@ -48,16 +51,18 @@ class Step:
         self._failed = torch.full_like(self._number, NEVER)
         self.begin_task()
 
-    def begin_task(self, done: int = 0) -> None:
+    def begin_task(self, done: int = 0, sizes: tuple[int, ...] = ()) -> None:
         """Forget what was recorded: the next task may compute something else.
 
         Args:
             done: Steps of the task taken before.
+            sizes: Samples of the task and of each replay in a batch, where they are kept apart.
         """
+        self._sizes = sizes
         self._steps = 0
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._inputs: tuple[Tensor, ...] = ()
-        self._recorded: dict[str, Tensor] = {}
+        self._inputs: Tensors = {}
+        self._recorded: tuple[Tensors, Tensors] = ({}, {})
         self._number.fill_(done)
         self._failed.fill_(NEVER)
 
@@ -70,46 +75,43 @@ class Step:
         failed = int(self._failed)
         return None if failed == NEVER else failed
 
-    def __call__(
-        self, images: Tensor, labels: Tensor, proposal: Tensor, chances: Tensor
-    ) -> dict[str, Tensor]:
-        """Take a step; returns the terms of the loss, valid until the next one.
+    def __call__(self, inputs: Tensors) -> tuple[Tensors, Tensors]:
+        """Take a step; returns the terms of the loss and what to keep, valid until the next one.
 
         Args:
-            images: uint8, (B, H, W, C).
-            labels: int64, (B,).
-            proposal: g_k of replayed samples, -1 for the others, (B,).
-            chances: Random numbers for the augmentation, (CHANCES, B).
+            inputs: By name: images, uint8 (B, H, W, C); labels, int64 (B,); proposal (B,), as in
+                `Batch`; chances, random numbers for the augmentation, (CHANCES, B); and extras of
+                the replayed samples.
         """
-        inputs = (images, labels, proposal, chances)
         if not self._graphed:
-            return self._run(*inputs)
+            return self._run(inputs)
         self._steps += 1
         if self._steps <= WARMUP:
             return self._run_aside(inputs)
         if self._graph is None:
             self._record(inputs)
-        for place, value in zip(self._inputs, inputs, strict=True):
-            place.copy_(value)
+        for name, place in self._inputs.items():
+            place.copy_(inputs[name])
         assert self._graph is not None
         self._graph.replay()
         return self._recorded
 
-    def _run(
-        self, images: Tensor, labels: Tensor, proposal: Tensor, chances: Tensor
-    ) -> dict[str, Tensor]:
+    def _run(self, inputs: Tensors) -> tuple[Tensors, Tensors]:
+        extras = dict(inputs)
+        images, labels, proposal, chances = (extras.pop(name) for name in INPUTS)
         self._method.before_step()
         self._optimizer.zero_grad()
         with self._fabric.autocast():
             # Without gradients, as in inference: what is compiled for one serves the other.
             with torch.no_grad():
                 augmented = self._augment(images, self._config, chances)
-            losses = self._losses(Batch(augmented, labels, proposal))
+            batch = Batch(augmented, labels, proposal, extras, self._sizes)
+            losses = self._losses(batch)
         loss = torch.stack(list(losses.values())).sum()
         self._fabric.backward(loss)
         self._watch(loss.detach())
         self._optimizer.step(unless=self._failed != NEVER)
-        return {name: value.detach() for name, value in losses.items()}
+        return {name: value.detach() for name, value in losses.items()}, batch.keep
 
     def _watch(self, loss: Tensor) -> None:
         """Note the number of the first step whose loss or gradient is not finite, on the device."""
@@ -118,18 +120,18 @@ class Step:
         self._failed.copy_(torch.where(first, self._number, self._failed))
         self._number += 1
 
-    def _run_aside(self, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    def _run_aside(self, inputs: Tensors) -> tuple[Tensors, Tensors]:
         # A recording is made on a stream of its own, and so must be what warms up for it.
         current = torch.cuda.current_stream()
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(current)
         with torch.cuda.stream(aside):
-            losses = self._run(*inputs)
+            results = self._run(inputs)
         current.wait_stream(aside)
-        return losses
+        return results
 
-    def _record(self, inputs: tuple[Tensor, ...]) -> None:
-        self._inputs = tuple(value.clone() for value in inputs)
+    def _record(self, inputs: Tensors) -> None:
+        self._inputs = {name: value.clone() for name, value in inputs.items()}
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            self._recorded = self._run(*self._inputs)
+            self._recorded = self._run(self._inputs)

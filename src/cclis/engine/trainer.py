@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cclis.config import Config, make_config
+from cclis.config import Config, StreamReplayOptions, make_config
 from cclis.data.augment import draw_chances
-from cclis.data.batches import Mix, epoch, mix
+from cclis.data.batches import Mix, draw_beside, epoch, mix, mix_beside
 from cclis.data.images import ImageSet
 from cclis.engine.compiling import compiles
 from cclis.engine.device import generator, make_fabric, on_host, seeded
@@ -25,14 +25,17 @@ from cclis.engine.optimizer import Optimizer
 from cclis.engine.schedule import Schedule
 from cclis.engine.step import Step
 from cclis.errors import InputError
+from cclis.exemplars import reservoir_slots
 from cclis.memory import Memory
 from cclis.methods import METHODS, Batch
 from cclis.nn.network import feature_dimension, make_encoder
 from cclis.progress import QUIET, Progress
 
 Record = dict[str, Any]
-GENERATORS = ("order", "augment")
+GENERATORS = ("order", "augment", "replay")
 """Those that go on from step to step; all other chance has a seed of its own for every task."""
+OF_AN_EPOCH = ("order", "replay")
+"""Those that are drawn from before an epoch, for all its steps."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Learned:
     """What learning a task left behind.
 
     Attributes:
-        visible: The samples that were visible: the memory as it was, then the task.
+        visible: The samples that heads are fitted to: the memory as it was, then the task.
         images: How many images the steps went through, from where the trainer was restored.
         seconds: How long it took, scoring and selection included.
     """
@@ -56,7 +59,7 @@ class Position:
 
     Attributes:
         classes: How many classes the task brings.
-        order: State of the generator that orders samples, from before the current epoch.
+        drawn: States of the generators `OF_AN_EPOCH` from before the current epoch.
         epoch: Epochs done.
         step: Steps of the current epoch done.
         done: Steps of the task done.
@@ -64,7 +67,7 @@ class Position:
     """
 
     classes: int
-    order: Tensor
+    drawn: dict[str, Tensor]
     epoch: int = 0
     step: int = 0
     done: int = 0
@@ -108,7 +111,9 @@ class Trainer:
         self.task_sizes: list[int] = []
         self._position: Position | None = None
         self._generators = {
-            name: generator(self.fabric.device, config.seed, name) for name in GENERATORS
+            # What a memory replays is decided on the host, which knows how far it is filled.
+            name: generator("cpu" if name == "replay" else self.fabric.device, config.seed, name)
+            for name in GENERATORS
         }
         groups = self.method.parameter_groups()
         self._optimizer = Optimizer(groups, config, self.fabric.device)
@@ -174,14 +179,21 @@ class Trainer:
                 self.method.network.normalise_to(task.images)
             self._make_room(self.method.seen + new_classes)
             self.method.begin_task(new_classes)
-            self._position = Position(new_classes, self._generators["order"].get_state())
+            self._position = Position(new_classes, self._drawn())
         images = self._train(task, self._position, on_epoch, on_step)
         on_trained()
         visible = self.memory.visible(task)
-        self._refill(visible)
+        if not self.method.replays:
+            self._refill(visible)
         self._position = None
         self.task_sizes.append(new_classes)
-        return Learned(visible, images, time.perf_counter() - started)
+        seen = self.fitted_to(visible)
+        return Learned(seen, images, time.perf_counter() - started)
+
+    def fitted_to(self, visible: ImageSet) -> ImageSet:
+        """What heads are fitted to, of what was visible during a task that has been learned."""
+        kept = self.memory.samples
+        return kept if self.method.judged_by_memory and kept is not None else visible
 
     def _train(
         self,
@@ -192,20 +204,25 @@ class Trainer:
     ) -> int:
         config, index = self.config, len(self.task_sizes)
         epochs = config.first_epochs if index == 0 and config.first_epochs else config.epochs
-        how = mix(len(task), len(self.memory), config.batch_size, config.replay_share)
-        schedule = Schedule(epochs, how.steps, config.warmup_epochs)
+        how, sizes = self._mix(len(task))
+        constant = config.schedule == "constant"
+        schedule = Schedule(epochs, how.steps, config.warmup_epochs, constant)
         started, before = time.perf_counter(), position.done
-        self._step.begin_task(before)
+        self._step.begin_task(before, sizes)
         self.method.network.train()
         with self._progress.bar(f"task {index + 1}  training", epochs * how.steps) as bar:
             bar.advance(before)
             while position.epoch < epochs:
-                for batch in self._batches(task, how, position):
+                for batch, slots in self._batches(task, how, position):
                     rate = self._optimizer.set_learning_rates(schedule, position.done)
-                    for name, value in self._step(*batch).items():
+                    losses, kept = self._step(batch)
+                    for name, value in losses.items():
                         so_far = position.totals.get(name)
                         # A recorded step writes its next losses to the same place.
                         position.totals[name] = value.clone() if so_far is None else so_far + value
+                    if self.method.replays:
+                        new = ImageSet(batch["images"][: how.task], batch["labels"][: how.task])
+                        self.memory.insert(slots, new, kept)
                     position.step += 1
                     position.done += 1
                     bar.advance()
@@ -213,8 +230,8 @@ class Trainer:
                         on_step()
                 self._stop_if_failed(how, index)
                 # Once an epoch the numbers come to the host; a step never waits for them.
-                losses = {name: float(sum_) / how.steps for name, sum_ in position.totals.items()}
-                loss = sum(losses.values())
+                means = {name: float(sum_) / how.steps for name, sum_ in position.totals.items()}
+                loss = sum(means.values())
                 speed = (position.done - before) * how.batch / (time.perf_counter() - started)
                 bar.advance(0, note=f"loss {loss:.3f}  {speed:,.0f} img/s")
                 on_epoch(
@@ -222,45 +239,90 @@ class Trainer:
                         "task": index,
                         "epoch": position.epoch,
                         "loss": loss,
-                        "losses": losses,
+                        "losses": means,
                         "learning_rate": rate,
                         "images_per_second": speed,
                     }
                 )
                 position.epoch, position.step, position.totals = position.epoch + 1, 0, {}
-                position.order = self._generators["order"].get_state()
+                position.drawn = self._drawn()
                 on_step()
         return (position.done - before) * how.batch
 
+    def _drawn(self) -> dict[str, Tensor]:
+        return {name: self._generators[name].get_state() for name in OF_AN_EPOCH}
+
+    def _mix(self, samples: int) -> tuple[Mix, tuple[int, ...]]:
+        """The mix of a batch, and the sizes of its parts where these are kept apart."""
+        config = self.config
+        if not self.method.replays:
+            how = mix(samples, len(self.memory), config.batch_size, config.replay_share)
+            return how, ()
+        assert isinstance(config, StreamReplayOptions)
+        each = config.replay_batch_size
+        how = mix_beside(samples, config.batch_size, self.method.replays * each)
+        return how, (how.task, *[each] * self.method.replays)
+
     def _batches(
         self, task: ImageSet, how: Mix, position: Position
-    ) -> Iterator[tuple[Tensor, ...]]:
-        """What the steps of an epoch take, from where it was left."""
+    ) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+        """What the steps of an epoch take, from where it was left, and where its samples go."""
         chances, place = self._generators["augment"], task.images.device
-        of_task, of_memory = (
-            rows[position.step :]
-            for rows in epoch(len(task), len(self.memory), how, self._generators["order"])
-        )
+        order = self._generators["order"]
+        slots = torch.empty(how.steps, 0, dtype=torch.int64)
+        if self.method.replays:
+            of_task, _ = epoch(len(task), 0, Mix(how.task, 0, how.steps), order)
+            of_memory, slots = self._streamed(how, self.memory.seen - position.step * how.task)
+        else:
+            of_task, of_memory = epoch(len(task), len(self.memory), how, order)
+        of_task, of_memory, slots = (rows[position.step :] for rows in (of_task, of_memory, slots))
         chosen = (task.images[indices] for indices in of_task.to(place))
         fed = feed(chosen, self.fabric.device)
-        for new, indices, replayed in zip(fed, of_task, of_memory, strict=True):
-            images, labels = new, task.labels[indices]
-            proposal = torch.full((how.task,), -1.0, device=new.device)
-            if self.memory.samples is not None and how.replay:
-                past = self.memory.samples[replayed]
-                images = torch.cat([images, past.images])
-                labels = torch.cat([labels, past.labels])
-                proposal = torch.cat([proposal, self.memory.proposal[replayed]])
-            yield images, labels, proposal, draw_chances(how.batch, chances)
+        for new, indices, replayed, where in zip(fed, of_task, of_memory, slots, strict=True):
+            batch = {
+                "images": new,
+                "labels": task.labels[indices],
+                "proposal": torch.full((how.task,), -1.0, device=new.device),
+            }
+            past = self._past(batch, replayed) if how.replay else {}
+            batch = {k: torch.cat([v, past.pop(k)]) if k in past else v for k, v in batch.items()}
+            views = self.method.views
+            if views > 1:
+                batch = {name: torch.cat([value] * views) for name, value in batch.items()}
+            batch["chances"] = draw_chances(how.batch * views, chances)
+            yield {**batch, **past}, where
+
+    def _streamed(self, how: Mix, seen: int) -> tuple[Tensor, Tensor]:
+        """For an epoch beside a stream: which samples are replayed, and where new ones go."""
+        chance, capacity = self._generators["replay"], self.memory.capacity
+        replayed = draw_beside(seen, capacity, how, self.method.replays, chance)
+        slots = [
+            reservoir_slots(seen + step * how.task, capacity, how.task, generator=chance)
+            for step in range(how.steps)
+        ]
+        return replayed.to(self.fabric.device), torch.stack(slots)
+
+    def _past(self, batch: dict[str, Tensor], replayed: Tensor) -> dict[str, Tensor]:
+        """The replayed samples; while nothing has been kept, copies of the task's stand in."""
+        if self.memory.samples is None:
+            rows = torch.arange(len(replayed), device=replayed.device) % len(batch["labels"])
+            nothing = torch.zeros(len(replayed), device=replayed.device)
+            extras = self.method.blank_extras(len(replayed))
+            stand_in = {name: batch[name][rows] for name in ("images", "labels")}
+            return {**stand_in, "proposal": nothing, **extras}
+        past = self.memory.samples[replayed]
+        extras = {name: rows[replayed] for name, rows in self.memory.extras.items()}
+        proposal = self.memory.proposal[replayed]
+        return {"images": past.images, "labels": past.labels, "proposal": proposal, **extras}
 
     def _refill(self, visible: ImageSet) -> None:
         index, seed = len(self.task_sizes), self.config.seed
         chances = generator(self.fabric.device, seed, "score", index)
         with self._progress.bar(f"task {index + 1}  scoring", self.method.passes) as bar:
 
-            def embed() -> Tensor:
+            def embed(*, augmented: bool = True) -> Tensor:
                 bar.advance()
-                return self.inference(visible.images, chances).embeddings
+                return self.inference(visible.images, chances if augmented else None).embeddings
 
             kept = self.method.keep(
                 visible.labels, self.memory.capacity, embed, generator("cpu", seed, "keep", index)
@@ -356,7 +418,7 @@ class Trainer:
         if position is not None:
             tensors |= {f"method.{name}": value for name, value in self.method.state().items()}
             tensors |= {f"total.{name}": value for name, value in position.totals.items()}
-            tensors["generator.order"] = position.order
+            tensors |= {f"generator.{name}": state for name, state in position.drawn.items()}
         description = {
             "config": self.config.to_dict(),
             "image_shape": list(self.image_shape),
@@ -413,8 +475,8 @@ class Trainer:
             self._position = None
             self.method.count(sum(self.task_sizes[:-1]), sum(self.task_sizes))
         else:
-            order = self._generators["order"].get_state()
-            self._position = Position(order=order, totals=under("total.", here), **position)
+            totals = under("total.", here)
+            self._position = Position(drawn=self._drawn(), totals=totals, **position)
             seen = sum(self.task_sizes)
             self.method.count(seen, seen + position["classes"])
             self.method.load(under("method.", here))

@@ -222,7 +222,7 @@ HEADS: dict[str, Callable[[View], Head]] = {
 
 def heads_for(own: tuple[str, ...], options: EvaluationOptions) -> tuple[str, ...]:
     """A method's heads, and the second probe where its learning rate is given."""
-    if options.paper_probe_learning_rate is None:
+    if options.paper_probe_learning_rate is None or "linear" not in own:
         return own
     place = own.index("linear") + 1
     return (*own[:place], "linear_paper", *own[place:])

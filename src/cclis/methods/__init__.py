@@ -6,8 +6,33 @@ from typing import Any
 
 from cclis.methods.base import Batch, Kept, Method, ParameterGroup
 from cclis.methods.cclis import CCLIS
+from cclis.methods.co2l import Co2L
+from cclis.methods.der import DER, DERPP
+from cclis.methods.er import ER
 from cclis.methods.finetune import Finetune
+from cclis.methods.icarl import ICaRL
 
-METHODS: dict[str, type[Method[Any, Any]]] = {"cclis": CCLIS, "finetune": Finetune}
+METHODS: dict[str, type[Method[Any, Any]]] = {
+    "cclis": CCLIS,
+    "co2l": Co2L,
+    "er": ER,
+    "icarl": ICaRL,
+    "der": DER,
+    "derpp": DERPP,
+    "finetune": Finetune,
+}
 
-__all__ = ["CCLIS", "METHODS", "Batch", "Finetune", "Kept", "Method", "ParameterGroup"]
+__all__ = [
+    "CCLIS",
+    "DER",
+    "DERPP",
+    "ER",
+    "METHODS",
+    "Batch",
+    "Co2L",
+    "Finetune",
+    "ICaRL",
+    "Kept",
+    "Method",
+    "ParameterGroup",
+]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from cclis.config import Config
 from cclis.nn.network import Network
+from cclis.sampling import normalise, select
 
 ConfigT = TypeVar("ConfigT", bound=Config)
 NetworkT = TypeVar("NetworkT", bound=Network)
@@ -25,12 +26,27 @@ class Batch:
     Attributes:
         images: Augmented, within [0, 1], (B, C, H, W).
         labels: Classes in order of arrival, int64 (B,).
-        proposal: g_k of the replayed samples, -1 for those of the task, (B,).
+        proposal: g_k of the replayed samples, -1 for those of the task, (B,). Beside a stream it
+            is 1 for replayed samples, and 0 while nothing is kept and copies stand in for them.
+        extras: What was kept with the replayed samples, by name, (R, ...).
+        sizes: How many samples are of the task, and of each replay after it.
+        keep: A method may put here, by name, what to keep with the samples of the task.
     """
 
     images: Tensor
     labels: Tensor
     proposal: Tensor
+    extras: dict[str, Tensor] = field(default_factory=dict)
+    sizes: tuple[int, ...] = ()
+    keep: dict[str, Tensor] = field(default_factory=dict)
+
+    def part(self, number: int) -> Batch:
+        """The samples of the task (0), or of one replay (1, ...)."""
+        first = sum(self.sizes[:number])
+        rows = slice(first, first + self.sizes[number])
+        of_replays = slice(first - self.sizes[0], first - self.sizes[0] + self.sizes[number])
+        extras = {name: value[of_replays] for name, value in self.extras.items()} if number else {}
+        return Batch(self.images[rows], self.labels[rows], self.proposal[rows], extras)
 
 
 @dataclass(frozen=True)
@@ -44,6 +60,13 @@ class Kept:
 
     indices: Tensor
     proposal: Tensor
+
+
+def random_choice(labels: Tensor, capacity: int, generator: torch.Generator) -> Kept:
+    """As many samples of every class, all with the same odds."""
+    proposal = normalise(torch.zeros(len(labels), device=labels.device), labels)
+    indices = select(proposal, labels, capacity, generator=generator)
+    return Kept(indices, proposal[indices])
 
 
 @dataclass(frozen=True)
@@ -71,10 +94,18 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
         old_classes: `old` as a tensor, which losses use so that compiled they serve every task.
         seen_classes: `seen` likewise.
         passes: How often `keep` asks for embeddings.
+        replays: How many batches are replayed beside each of the task, drawn from a memory that is
+            filled while the task streams by; 0 refills it at the end of a task by `keep`, and mixes
+            what it holds with the task in proportion.
+        views: How often every sample of a batch comes up, augmented anew: (views · B) rows.
+        judged_by_memory: Whether heads are fitted to the memory after the task alone.
     """
 
     heads: tuple[str, ...]
     passes: int = 0
+    replays: int = 0
+    views: int = 1
+    judged_by_memory: bool = False
 
     def __init__(self, config: ConfigT, network: NetworkT):
         self.config = config
@@ -111,7 +142,7 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
         self,
         labels: Tensor,
         capacity: int,
-        embed: Callable[[], Tensor],
+        embed: Callable[..., Tensor],
         generator: torch.Generator,
     ) -> Kept:
         """Choose at most `capacity` of the visible samples at the end of a task; none by default.
@@ -119,10 +150,15 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
         Args:
             labels: Classes of the visible samples, (N,).
             capacity: How many may be kept.
-            embed: Gives their embeddings (N, D) under a fresh augmentation at every call.
+            embed: Gives their embeddings (N, D) under a fresh augmentation at every call, or as
+                they are with `augmented=False`.
             generator: Source of randomness.
         """
         return Kept(labels.new_empty(0), torch.empty(0, device=labels.device))
+
+    def blank_extras(self, count: int) -> dict[str, Tensor]:
+        """What stands in for extras while nothing has been kept, (count, ...) each."""
+        return {}
 
     def state(self) -> dict[str, Tensor]:
         """What the losses of the current task use beside the network, by name."""

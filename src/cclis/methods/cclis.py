@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from cclis.config import CCLISConfig
 from cclis.losses import prd, sample_nce
-from cclis.methods.base import Batch, Kept, Method, ParameterGroup
+from cclis.methods.base import Batch, Kept, ParameterGroup
+from cclis.methods.teacher import TeacherMethod
 from cclis.nn.network import PrototypeNetwork
 from cclis.sampling import log_scores, normalise, select
 
@@ -17,15 +18,15 @@ NEVER = -1e4
 """A cosine so low that its softmax is exactly zero; infinity times zero would not be."""
 
 
-class CCLIS(Method[CCLISConfig, PrototypeNetwork]):
+class CCLIS(TeacherMethod[CCLISConfig, PrototypeNetwork]):
     """Importance-sampled replay with prototype-instance relation distillation."""
 
     heads = ("linear", "discriminant", "means", "prototype")
-    teacher: PrototypeNetwork | None = None
 
     def __init__(self, config: CCLISConfig, network: PrototypeNetwork):
         super().__init__(config, network)
         self.passes = config.score_passes if config.selection == "proposal" else 0
+        self.distils = config.distillation
         self._weighted = config.importance_sampling and config.selection == "proposal"
 
     @staticmethod
@@ -34,25 +35,6 @@ class CCLIS(Method[CCLISConfig, PrototypeNetwork]):
     ) -> PrototypeNetwork:
         """Encoder, projection and prototypes."""
         return PrototypeNetwork(encoder, channels, features, config.embedding, classes)
-
-    def begin_task(self, new_classes: int) -> None:
-        """From the second task on, the model so far becomes the teacher."""
-        super().begin_task(new_classes)
-        if self.config.distillation and self.old:
-            self.load(dict(self.network.state_dict()))
-
-    def state(self) -> dict[str, Tensor]:
-        """The teacher."""
-        return {} if self.teacher is None else dict(self.teacher.state_dict())
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Make a teacher of this state of the network."""
-        if not state:
-            return
-        if self.teacher is None or self.teacher.classes != self.network.classes:
-            self.teacher = self.frozen_copy()
-        # In place, so that what was compiled with this teacher serves for the next task.
-        self.teacher.load_state_dict(state)
 
     def before_step(self) -> None:
         """Prototypes stay on the unit sphere."""
@@ -85,7 +67,7 @@ class CCLIS(Method[CCLISConfig, PrototypeNetwork]):
         self,
         labels: Tensor,
         capacity: int,
-        embed: Callable[[], Tensor],
+        embed: Callable[..., Tensor],
         generator: torch.Generator,
     ) -> Kept:
         """Score every visible sample (Eq. 12) and draw class by class with these odds."""

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from cclis.config import FinetuneConfig
-from cclis.methods.base import Batch, Method
-from cclis.nn.network import ClassifierNetwork
+from cclis.methods.base import Batch
+from cclis.methods.classifier import ClassifierMethod
 
 
-class Finetune(Method[FinetuneConfig, ClassifierNetwork]):
+class Finetune(ClassifierMethod[FinetuneConfig]):
     """Cross-entropy over the seen classes on the current task alone."""
 
     heads = ("linear", "discriminant", "means", "classifier")
-
-    @staticmethod
-    def make_network(
-        config: FinetuneConfig, encoder: nn.Module, channels: int, features: int, classes: int
-    ) -> ClassifierNetwork:
-        """Encoder and classifier."""
-        return ClassifierNetwork(encoder, channels, features, classes)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Cross-entropy."""

@@ -137,8 +137,8 @@ class Network(nn.Module, ABC):
         """Make room for `classes`; returns which parameter took the place of which."""
 
 
-class PrototypeNetwork(Network):
-    """Encoder, two-layer projection to the unit sphere, and one unit-norm prototype a class."""
+class ProjectionNetwork(Network):
+    """Encoder and two-layer projection to the unit sphere; nothing is held per class."""
 
     def __init__(
         self, encoder: nn.Module, channels: int, features: int, embedding: int, classes: int
@@ -147,16 +147,40 @@ class PrototypeNetwork(Network):
         self.projection = nn.Sequential(
             nn.Linear(features, features), nn.ReLU(inplace=True), nn.Linear(features, embedding)
         )
-        self.prototypes = nn.Parameter(F.normalize(torch.randn(classes, embedding), dim=1))
+        self._classes = classes
 
     def project(self, features: Tensor) -> Tensor:
         """Features (B, F) to unit-norm embeddings (B, D), in 32 bits."""
         projected: Tensor = self.projection(features)
         return F.normalize(projected.float(), dim=1)
 
+    def embed(self, images: Tensor) -> Tensor:
+        """Images (B, C, H, W) to unit-norm embeddings (B, D)."""
+        return self.project(self.features(images))
+
+    @property
+    def classes(self) -> int:
+        """For how many classes there is room."""
+        return self._classes
+
+    def widen(self, classes: int, generator: torch.Generator) -> dict[nn.Parameter, nn.Parameter]:
+        """Nothing grows."""
+        self._classes = classes
+        return {}
+
+
+class PrototypeNetwork(ProjectionNetwork):
+    """Encoder, projection to the unit sphere, and one unit-norm prototype a class."""
+
+    def __init__(
+        self, encoder: nn.Module, channels: int, features: int, embedding: int, classes: int
+    ):
+        super().__init__(encoder, channels, features, embedding, classes)
+        self.prototypes = nn.Parameter(F.normalize(torch.randn(classes, embedding), dim=1))
+
     def similarity(self, images: Tensor) -> Tensor:
         """Cosines of all prototypes with images (B, C, H, W): (classes, B)."""
-        embeddings = self.project(self.features(images))
+        embeddings = self.embed(images)
         with torch.autocast(embeddings.device.type, enabled=False):
             return self.prototypes @ embeddings.T
 

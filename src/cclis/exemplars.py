@@ -1,0 +1,154 @@
+"""Which samples to keep, chosen by other rules than a proposal. Pure functions.
+
+A class-balanced uniform choice is `sampling.select` with equal proposals.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cclis.errors import InputError
+
+USEFUL = 1e-6
+"""Smallest cosine of a gradient with the target that counts as more than rounding."""
+
+Array = NDArray[np.float64]
+
+
+def reservoir_slots(seen: int, capacity: int, count: int, *, generator: torch.Generator) -> Tensor:
+    """Where a reservoir puts the next samples of a stream (Algorithm R: Vitter, 1985), (count,).
+
+    Sample n of the stream, from 0, takes slot n while n < capacity. A later one draws r evenly
+    from 0..n and takes slot r if there is one. After any number of samples, each of them is kept
+    with the same probability.
+
+    Args:
+        seen: How many samples have passed before.
+        capacity: How many samples the memory holds.
+        count: How many samples come now.
+        generator: Source of randomness; one number is drawn for every sample.
+
+    Returns:
+        int64 slots in 0..capacity-1, on the CPU. -1 stands for a sample that is not kept, or that
+        a later one of the same call overrules, so that no slot is named twice.
+    """
+    if min(seen, capacity, count) < 0:
+        raise InputError(
+            "samples seen, capacity and count must not be negative, but are "
+            f"{seen}, {capacity} and {count}"
+        )
+    position = torch.arange(count)
+    number = seen + position
+    draws = torch.rand(count, generator=generator, device=generator.device, dtype=torch.float64)
+    drawn = (draws.cpu() * (number + 1)).long()
+    slots = torch.where(number < capacity, number, drawn)
+    slots = torch.where(slots < capacity, slots, -1)
+    last = position.new_zeros(capacity + 1)
+    last = last.scatter_reduce(0, slots + 1, position, reduce="amax")
+    return torch.where(last[slots + 1] == position, slots, -1)
+
+
+def herding(features: Tensor, count: int) -> Tensor:
+    """Exemplars whose mean stays nearest the class mean (iCaRL: Rebuffi et al., 2017, Alg. 4).
+
+    One after another is chosen, none twice, so that the mean of those chosen so far comes as near
+    as it can to the mean of all. Fewer exemplars are the first ones of more.
+
+    Args:
+        features: Features of the samples of one class, (N, D); brought to unit length here.
+        count: How many exemplars to choose.
+
+    Returns:
+        Indices in order of choice, int64, (min(count, N),).
+    """
+    if features.dim() != 2:
+        raise InputError(f"features must have two dimensions, but are {tuple(features.shape)}")
+    if count < 0:
+        raise InputError(f"the number of exemplars must not be negative, but is {count}")
+    _check_finite(features, "features")
+    unit = torch.nn.functional.normalize(features.double(), dim=1)
+    length = unit.square().sum(dim=1)
+    chosen = torch.zeros(len(unit), dtype=torch.bool, device=unit.device)
+    mean = unit.mean(dim=0)
+    wanted = torch.zeros_like(mean)
+    order = []
+    for _ in range(min(count, len(unit))):
+        # |k μ - Σ φ(p) - φ(x)|² without what is the same for every x.
+        wanted = wanted + mean
+        distance = (length - 2 * (unit @ wanted)).masked_fill(chosen, torch.inf)
+        best = distance.argmin(keepdim=True)
+        chosen = chosen.index_fill(0, best, True)
+        wanted = wanted - unit[best[0]]
+        order.append(best)
+    return torch.cat(order) if order else torch.empty(0, dtype=torch.int64, device=unit.device)
+
+
+def matching_pursuit(
+    gradients: Tensor, target: Tensor, count: int, *, ridge: float
+) -> tuple[Tensor, Tensor]:
+    """Samples and weights whose gradients add up to a target, by orthogonal matching pursuit.
+
+    Minimises |target - Σ w_i g_i|² + ridge |w|² with w ≥ 0 (GradMatch: Killamsetty et al., 2021,
+    Alg. 2; GCR: Tiwari et al., 2022). The row that has the largest inner product with the residual
+    is picked, the weights of all picked rows are fitted anew, and rows whose weight falls to zero
+    are put back. It ends with `count` rows, or when no other row agrees with the residual.
+
+    Args:
+        gradients: A gradient per sample, (N, D).
+        target: What their weighted sum should be, (D,).
+        count: How many samples to pick at most.
+        ridge: Price of large weights, 0 or more.
+
+    Returns:
+        Indices, int64, and their weights, all positive, both (at most count,), in order of choice.
+    """
+    if gradients.dim() != 2 or gradients.shape[1:] != target.shape:
+        raise InputError(
+            f"gradients {tuple(gradients.shape)} and target {tuple(target.shape)} must be "
+            "(N, D) and (D,)"
+        )
+    if count < 0 or not ridge >= 0:
+        raise InputError(f"count and ridge must not be negative, but are {count} and {ridge}")
+    _check_finite(gradients, "gradients")
+    _check_finite(target, "target")
+    rows, goal = gradients.double(), target.double()
+    agreement = (rows @ goal).cpu().numpy()
+    useful = USEFUL * (rows.norm(dim=1) * goal.norm()).cpu().numpy()
+    picked, products = np.zeros(0, dtype=np.int64), np.zeros((0, len(rows)))
+    weights, gain = np.zeros(0), 0.0
+    while len(picked) < min(count, len(rows)):
+        left = agreement - weights @ products
+        left[left <= useful] = -np.inf
+        left[picked] = -np.inf
+        best = int(left.argmax())
+        if left[best] == -np.inf:
+            break
+        tried = np.append(picked, best)
+        grown = np.vstack([products, (rows @ rows[best]).cpu().numpy()])
+        fitted = _non_negative(grown[:, tried] + ridge * np.eye(len(tried)), agreement[tried])
+        # What the fit takes off the cost; were it not to grow, rows could come and go for ever.
+        reached = float(agreement[tried] @ fitted)
+        if reached <= gain:
+            break
+        kept = fitted > 0
+        picked, products, weights, gain = tried[kept], grown[kept], fitted[kept], reached
+    indices = torch.from_numpy(picked).to(gradients.device)
+    return indices, torch.from_numpy(weights).to(gradients)
+
+
+def _non_negative(gram: Array, linear: Array) -> Array:
+    """The w ≥ 0, (k,), that minimises w' gram w / 2 - linear' w, with `gram` positive definite."""
+    from scipy.linalg import solve_triangular  # type: ignore[import-untyped]
+    from scipy.optimize import nnls  # type: ignore[import-untyped]
+
+    factor = np.linalg.cholesky(gram)
+    weights: Array = nnls(factor.T, solve_triangular(factor, linear, lower=True))[0]
+    return weights
+
+
+def _check_finite(values: Tensor, name: str) -> None:
+    if not bool(torch.isfinite(values).all()):
+        raise InputError(f"{name} hold NaN or infinite values: the network has diverged")

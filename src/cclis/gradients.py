@@ -1,0 +1,152 @@
+"""What gradients of samples and of tasks say about one another. Pure functions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cclis.errors import InputError
+
+CHUNK_ELEMENTS = 2**24
+"""Largest block of gradients held in float64 at a time: 128 MiB."""
+RIDGE = 1e-10
+"""Added to the cosines of the references with themselves, which may be the same vectors."""
+
+
+def project(gradient: Tensor, references: Tensor, *, margin: float) -> Tensor:
+    """Turn a gradient so that no past task is harmed (GEM: Lopez-Paz & Ranzato, 2017, Eqs. 8-11).
+
+    Without a negative inner product with any reference, the gradient stays as it is. Otherwise
+    the result is g + G'v, where v minimises v'GG'v / 2 + (Gg)'v with v ≥ margin: for margin 0 the
+    nearest vector that has no negative inner product. Values that are not finite give NaN
+    throughout, for whoever watches over the step to see.
+
+    Args:
+        gradient: g, of the task that is learned now, (P,).
+        references: G, the gradients of past tasks, (T, P).
+        margin: The memory strength γ, 0 or more: how far to lean towards every past task.
+
+    Returns:
+        The gradient to follow, (P,).
+    """
+    _check_widths(gradient[None], references)
+    if not margin >= 0:
+        raise InputError(f"the margin must not be negative, but is {margin}")
+    slopes = _inner(references, gradient[None])[:, 0].cpu()
+    if bool((slopes >= 0).all()):
+        return gradient
+    gram = _inner(references, references).cpu()
+    if not bool(torch.isfinite(slopes).all() and torch.isfinite(gram).all()):
+        return torch.full_like(gradient, torch.nan)
+    strengths = _strengths(gram, slopes, margin).to(references)
+    return torch.addmv(gradient, references.T, strengths)
+
+
+def _strengths(gram: Tensor, slopes: Tensor, margin: float) -> Tensor:
+    """The v of Eq. 11, (T,), from GG' (T, T) and Gg (T,), both float64 on the CPU."""
+    from scipy.optimize import nnls  # type: ignore[import-untyped]
+
+    # In units of the references' lengths: tasks whose gradients are tiny count like any other.
+    lengths = gram.diagonal().sqrt()
+    lengths = torch.where(lengths > 0, lengths, 1.0)
+    cosines = gram / torch.outer(lengths, lengths) + RIDGE * torch.eye(len(gram), dtype=gram.dtype)
+    linear = slopes / lengths + cosines @ (margin * lengths)
+    factor = torch.linalg.cholesky(cosines)
+    goal = torch.linalg.solve_triangular(factor, -linear[:, None], upper=False)[:, 0]
+    above, _ = nnls(factor.T.numpy(), goal.numpy())
+    return margin + torch.from_numpy(above) / lengths
+
+
+def max_cosine(gradients: Tensor, references: Tensor) -> Tensor:
+    """Scores of GSS-Greedy (Aljundi et al., 2019, Alg. 2): the largest cosine, plus 1.
+
+    Args:
+        gradients: A gradient per sample, (N, P).
+        references: Gradients of some of the memory's samples, (R, P), at least one.
+
+    Returns:
+        (N,), from 0 to 2; a vector of zeros has cosine 0 with all others.
+    """
+    _check_widths(gradients, references)
+    if len(references) == 0:
+        raise InputError("there are no reference gradients to compare with")
+    cosines = _inner(gradients, references) / torch.outer(_length(gradients), _length(references))
+    return (cosines.amax(dim=1) + 1).clamp(0, 2).to(gradients.dtype)
+
+
+def gss_replacements(scores: Tensor, new_scores: Tensor, *, generator: torch.Generator) -> Tensor:
+    """Which slots of a full memory new samples take (GSS-Greedy: Aljundi et al., 2019, Alg. 2).
+
+    One new sample after another, of score c: if c < 1 (no reference points its way), slot i is
+    drawn with probability C_i / Σ C, and taken with probability C_i / (C_i + c). Its score is c
+    from then on.
+
+    Args:
+        scores: C, of the memory's samples as `max_cosine` gives them, (M,).
+        new_scores: c of every new sample, (n,).
+        generator: Source of randomness; two numbers are drawn for every new sample.
+
+    Returns:
+        int64 slots in 0..M-1, (n,), on the CPU. -1 stands for a sample that is not kept, or that a
+        later one overrules, so that no slot is named twice.
+    """
+    if scores.dim() != 1 or new_scores.dim() != 1:
+        raise InputError(
+            f"scores {tuple(scores.shape)} and {tuple(new_scores.shape)} must be (M,) and (n,)"
+        )
+    memory, new = scores.detach().cpu().double().clone(), new_scores.detach().cpu().double()
+    for values in (memory, new):
+        if not bool(((values >= 0) & torch.isfinite(values)).all()):
+            raise InputError("scores must be finite and not negative: a cosine plus 1")
+    draws = torch.rand(
+        (len(new), 2), generator=generator, device=generator.device, dtype=torch.float64
+    )
+    slots = [-1] * len(new)
+    if len(memory) == 0:
+        return torch.tensor(slots, dtype=torch.int64)
+    holders: dict[int, int] = {}
+    for sample, (score, (place, chance)) in enumerate(
+        zip(new.tolist(), draws.tolist(), strict=True)
+    ):
+        if score >= 1:
+            continue
+        bounds = memory.cumsum(0)
+        slot = int(torch.searchsorted(bounds, place * bounds[-1], right=True))
+        # Past the end only if all scores are zero, or by rounding.
+        slot = min(slot, len(memory) - 1)
+        held = float(memory[slot])
+        if chance * (held + score) < held:
+            if slot in holders:
+                slots[holders[slot]] = -1
+            holders[slot] = sample
+            slots[sample] = slot
+            memory[slot] = score
+    return torch.tensor(slots, dtype=torch.int64)
+
+
+def _inner(left: Tensor, right: Tensor) -> Tensor:
+    """Inner products of rows (N, P) with rows (R, P), float64 (N, R).
+
+    Gradients of many parameters are nearly orthogonal, so that float32 matrix products, shortened
+    to TF32 on a GPU, would get signs wrong.
+    """
+    products = torch.zeros(len(left), len(right), dtype=torch.float64, device=left.device)
+    size = max(1, CHUNK_ELEMENTS // max(1, len(left) + len(right)))
+    for start in range(0, left.shape[1], size):
+        part = slice(start, start + size)
+        products += left[:, part].double() @ right[:, part].double().T
+    return products
+
+
+def _length(rows: Tensor) -> Tensor:
+    """Lengths of rows (N, P), float64 (N,); 1 for a row of zeros."""
+    lengths = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return torch.where(lengths > 0, lengths, 1.0)
+
+
+def _check_widths(gradients: Tensor, references: Tensor) -> None:
+    if gradients.dim() != 2 or references.dim() != 2 or gradients.shape[1] != references.shape[1]:
+        raise InputError(
+            f"gradients {tuple(gradients.shape)} and references {tuple(references.shape)} "
+            "must be rows of the same length"
+        )

@@ -1,0 +1,29 @@
+"""What methods that train a classifier by cross-entropy have in common."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cclis.config import Config
+from cclis.methods.base import ConfigT, Method
+from cclis.nn.network import ClassifierNetwork
+
+
+class ClassifierMethod(Method[ConfigT, ClassifierNetwork]):
+    """A method whose network ends in a classifier, which it is judged by."""
+
+    heads: tuple[str, ...] = ("classifier",)
+
+    @staticmethod
+    def make_network(
+        config: Config, encoder: nn.Module, channels: int, features: int, classes: int
+    ) -> ClassifierNetwork:
+        """Encoder and classifier."""
+        return ClassifierNetwork(encoder, channels, features, classes)
+
+
+def weighted_cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+    """Mean cross-entropy over samples weighted by `weight` (B,); 0 where all weights are."""
+    cost = F.cross_entropy(logits, labels, reduction="none")
+    return (weight * cost).sum() / weight.sum().clamp_min(1)

@@ -1,0 +1,59 @@
+"""Co2L: contrastive continual learning (Cha, Lee & Shin, ICCV 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from cclis.config import Co2LConfig
+from cclis.losses import ird, supcon
+from cclis.methods.base import Batch, Kept, random_choice
+from cclis.methods.teacher import TeacherMethod
+from cclis.nn.network import ProjectionNetwork
+
+BASE_TEMPERATURE = 0.07
+"""The authors scale the contrast by τ over this; their learning rates and λ rely on it."""
+
+
+class Co2L(TeacherMethod[Co2LConfig, ProjectionNetwork]):
+    """Asymmetric supervised contrast of two views, and instance-wise relation distillation."""
+
+    heads = ("linear", "discriminant", "means")
+    views = 2
+
+    @staticmethod
+    def make_network(
+        config: Co2LConfig, encoder: nn.Module, channels: int, features: int, classes: int
+    ) -> ProjectionNetwork:
+        """Encoder and projection."""
+        return ProjectionNetwork(encoder, channels, features, config.embedding, classes)
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """Only samples of the task are anchors; λ times the distillation over all."""
+        embeddings = self.network.embed(batch.images)
+        anchors = batch.labels >= self.old_classes
+        temperature = self.config.temperature
+        contrast = supcon(embeddings, batch.labels, temperature=temperature, anchors=anchors)
+        terms = {"contrast": temperature / BASE_TEMPERATURE * contrast}
+        if self.teacher is not None:
+            with torch.no_grad():
+                target = self.teacher.embed(batch.images)
+            terms["distill"] = self.config.distill_weight * ird(
+                embeddings,
+                target,
+                student_temperature=self.config.student_temperature,
+                teacher_temperature=self.config.teacher_temperature,
+            )
+        return terms
+
+    def keep(
+        self,
+        labels: Tensor,
+        capacity: int,
+        embed: Callable[..., Tensor],
+        generator: torch.Generator,
+    ) -> Kept:
+        """Samples at random, as many of every class."""
+        return random_choice(labels, capacity, generator)

@@ -1,0 +1,22 @@
+"""ER: experience replay from a reservoir (Riemer et al., ICLR 2019; Chaudhry et al., 2019)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from cclis.config import ERConfig
+from cclis.methods.base import Batch
+from cclis.methods.classifier import ClassifierMethod, weighted_cross_entropy
+
+
+class ER(ClassifierMethod[ERConfig]):
+    """Cross-entropy on the task's batch joined with one from the memory."""
+
+    replays = 1
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """Cross-entropy over both, every sample alike."""
+        logits = self.network.logits(batch.images)
+        # -1 marks the task's samples; 0 those that stand in while nothing has been kept.
+        weight = batch.proposal.abs()
+        return {"cross_entropy": weighted_cross_entropy(logits, batch.labels, weight)}

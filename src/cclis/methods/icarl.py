@@ -1,0 +1,60 @@
+"""iCaRL: incremental classifier and representation learning (Rebuffi et al., CVPR 2017)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from cclis.config import ICaRLConfig
+from cclis.exemplars import herding
+from cclis.losses import icarl_loss
+from cclis.methods.base import Batch, Kept
+from cclis.methods.classifier import ClassifierMethod
+from cclis.methods.teacher import TeacherMethod
+from cclis.nn.network import ClassifierNetwork
+
+
+class ICaRL(TeacherMethod[ICaRLConfig, ClassifierNetwork], ClassifierMethod[ICaRLConfig]):
+    """Sigmoid outputs trained and distilled; classified by the nearest mean of exemplars."""
+
+    heads = ("means",)
+    judged_by_memory = True
+    passes = 1
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """Binary cross-entropy to labels, and to the previous outputs of old classes."""
+        old = None
+        if self.teacher is not None:
+            with torch.no_grad():
+                old = self.teacher.logits(batch.images).sigmoid()
+        logits = self.network.logits(batch.images)
+        loss = icarl_loss(
+            logits,
+            batch.labels,
+            old_classes=self.old_classes,
+            seen_classes=self.seen_classes,
+            old_probabilities=old,
+        )
+        return {"cross_entropy": loss}
+
+    def keep(
+        self,
+        labels: Tensor,
+        capacity: int,
+        embed: Callable[..., Tensor],
+        generator: torch.Generator,
+    ) -> Kept:
+        """The same number of every class: the first exemplars of old ones, herding for new ones."""
+        quota = capacity // self.seen
+        features = embed(augmented=False)
+        chosen = []
+        for label in range(self.seen):
+            of_class = (labels == label).nonzero()[:, 0]
+            if label >= self.old:
+                of_class = of_class[herding(features[of_class], quota)]
+            # The memory holds exemplars in the order in which they were chosen.
+            chosen.append(of_class[:quota])
+        indices = torch.cat(chosen)
+        return Kept(indices, torch.ones(len(indices), device=labels.device))

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from cclis import load_benchmark
+from cclis.config import Co2LConfig, make_config
+from cclis.engine.trainer import Trainer
+from cclis.losses import ird, supcon
+from cclis.methods import Batch, Co2L
+from cclis.methods.co2l import BASE_TEMPERATURE
+from tests.conftest import QUICK
+
+
+def make() -> Co2L:
+    torch.manual_seed(0)
+    config = Co2LConfig(embedding=8, distill_weight=0.7)
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(16, 12))
+    return Co2L(config, Co2L.make_network(config, encoder, 1, 12, classes=6))
+
+
+def test_anchors_are_the_tasks_samples_and_all_are_distilled() -> None:
+    method = make()
+    method.begin_task(2)
+    labels = torch.tensor([0, 1, 2, 3, 2, 3, 0, 2])
+    some = Batch(torch.rand(8, 1, 4, 4), labels, torch.ones(8))
+    assert method.losses(some).keys() == {"contrast"}
+    method.begin_task(2)
+    with torch.no_grad():
+        method.network.projection[2].weight.add_(0.1)
+    found = method.losses(some)
+    z = method.network.embed(some.images)
+    contrast = supcon(z, labels, temperature=0.5, anchors=labels >= 2)
+    torch.testing.assert_close(found["contrast"], 0.5 / BASE_TEMPERATURE * contrast)
+    assert method.teacher is not None
+    target = method.teacher.embed(some.images)
+    expected = 0.7 * ird(z, target, student_temperature=0.2, teacher_temperature=0.01)
+    torch.testing.assert_close(found["distill"], expected)
+    assert float(found["distill"]) > 0
+
+
+def test_every_image_is_seen_twice_and_otherwise_each_time(monkeypatch) -> None:
+    quick = {k: v for k, v in QUICK.items() if k != "score_passes"}
+    trainer = Trainer(make_config("co2l", {**quick, "memory": 20}), (8, 8, 1), 4)
+    digits = load_benchmark("split-digits", limit=40)
+    seen: list[Batch] = []
+    losses = trainer._step._losses
+
+    def recorded(batch: Batch) -> dict[str, torch.Tensor]:
+        seen.append(batch)
+        return losses(batch)
+
+    monkeypatch.setattr(trainer._step, "_losses", recorded)
+    for index in range(2):
+        trainer.learn(digits[index].train, 2)
+    for batch in seen:
+        half = len(batch.labels) // 2
+        assert torch.equal(batch.labels[:half], batch.labels[half:])
+        assert not torch.equal(batch.images[:half], batch.images[half:])
+    assert trainer.memory.samples is not None
+    assert trainer.memory.samples.labels.bincount().tolist() == [5] * 4
+
+
+@pytest.mark.parametrize("capacity", [7, 8])
+def test_the_memory_is_random_and_balanced(capacity: int) -> None:
+    labels = torch.arange(40) % 4
+    chosen = {
+        tuple(
+            make()
+            .keep(labels, capacity, lambda: labels, torch.Generator().manual_seed(s))
+            .indices.tolist()
+        )
+        for s in range(5)
+    }
+    assert len(chosen) == 5
+    for indices in chosen:
+        counts = labels[list(indices)].bincount(minlength=4)
+        assert int(counts.max() - counts.min()) <= 1

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cclis import load_benchmark
+from cclis.config import ICaRLConfig, make_config
+from cclis.engine.trainer import Trainer
+from cclis.exemplars import herding
+from cclis.methods import Batch, ICaRL
+from tests.conftest import QUICK
+
+
+def make() -> ICaRL:
+    torch.manual_seed(0)
+    config = ICaRLConfig()
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(16, 5))
+    return ICaRL(config, ICaRL.make_network(config, encoder, 1, 5, classes=6))
+
+
+def test_new_classes_follow_labels_and_old_ones_the_network_of_before() -> None:
+    method = make()
+    method.begin_task(2)
+    method.begin_task(2)
+    before = method.network.state_dict()["classifier.weight"].clone()
+    with torch.no_grad():
+        method.network.classifier.weight.add_(0.3)
+    some = Batch(torch.rand(4, 1, 4, 4), torch.tensor([0, 2, 3, 1]), torch.ones(4))
+    found = method.losses(some)["cross_entropy"]
+    features = method.network.encoder(some.images)
+    old = (features @ before.T + method.network.classifier.bias).sigmoid()
+    target = F.one_hot(some.labels, 6).float()
+    target[:, :2] = old[:, :2].detach()
+    logits = method.network.logits(some.images)
+    cost = F.binary_cross_entropy_with_logits(logits[:, :4], target[:, :4], reduction="none")
+    torch.testing.assert_close(found, cost.sum(dim=1).mean())
+
+
+def test_old_exemplars_are_cut_from_the_end_and_new_ones_herded() -> None:
+    method = make()
+    method.count(2, 4)
+    labels = torch.tensor([0, 0, 0, 1, 1, 1, *[2] * 9, *[3] * 9])
+    features = torch.rand(24, 5, generator=torch.Generator().manual_seed(2))
+
+    def embed(*, augmented: bool = True) -> Tensor:
+        assert not augmented
+        return features
+
+    kept = method.keep(labels, 9, embed, torch.Generator()).indices.tolist()
+    assert kept[:4] == [0, 1, 3, 4]
+    assert kept[4:6] == [6 + i for i in herding(features[6:15], 2).tolist()]
+    assert kept[6:] == [15 + i for i in herding(features[15:], 2).tolist()]
+
+
+def test_it_is_judged_by_the_exemplars_alone() -> None:
+    quick: dict[str, Any] = {k: v for k, v in QUICK.items() if k != "score_passes"}
+    trainer = Trainer(make_config("icarl", {**quick, "memory": 20, "padding": 1}), (8, 8, 1), 4)
+    digits = load_benchmark("split-digits", limit=40)
+    for index in range(2):
+        learned = trainer.learn(digits[index].train, 2)
+        assert trainer.memory.samples is not None
+        assert torch.equal(learned.visible.images, trainer.memory.samples.images)
+        assert len(learned.visible) == 20

@@ -1,0 +1,157 @@
+"""Methods that replay beside a stream: ER, DER, DER++."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cclis import load_benchmark
+from cclis.config import CONFIGS, make_config
+from cclis.engine.trainer import Trainer
+from cclis.methods import METHODS, Batch
+from tests.conftest import QUICK
+
+SHAPE = (8, 8, 1)
+
+
+def method(name: str, **settings: Any) -> Any:
+    torch.manual_seed(0)
+    config = CONFIGS[name](**settings)
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.BatchNorm1d(5))
+    return METHODS[name](config, METHODS[name].make_network(config, encoder, 1, 5, classes=6))
+
+
+def batch(replays: int, filled: float = 1.0) -> Batch:
+    rows = 4 + 3 * replays
+    chance = torch.Generator().manual_seed(1)
+    images = torch.rand(rows, 1, 4, 4, generator=chance)
+    labels = torch.randint(0, 6, (rows,), generator=chance)
+    proposal = torch.tensor([-1.0] * 4 + [filled] * 3 * replays)
+    extras = {"logits": torch.rand(3 * replays, 6, generator=chance)}
+    return Batch(images, labels, proposal, extras, (4, *[3] * replays))
+
+
+def test_er_is_the_cross_entropy_of_both_batches() -> None:
+    er, some = method("er"), batch(1)
+    logits = er.network.logits(some.images)
+    found = er.losses(some)
+    torch.testing.assert_close(found["cross_entropy"], F.cross_entropy(logits, some.labels))
+
+
+def test_er_leaves_out_what_stands_in_for_an_empty_memory() -> None:
+    er, some = method("er"), batch(1, filled=0.0)
+    logits = er.network.logits(some.images)[:4]
+    found = er.losses(some)
+    torch.testing.assert_close(found["cross_entropy"], F.cross_entropy(logits, some.labels[:4]))
+
+
+@pytest.mark.parametrize("name", ["der", "derpp"])
+def test_dark_replay_against_the_formula(name: str) -> None:
+    der = method(name, logit_weight=0.7)
+    some = batch(der.replays)
+    logits = der.network.logits
+    expected = {
+        "cross_entropy": F.cross_entropy(logits(some.images[:4]), some.labels[:4]),
+        "logits": 0.7 * F.mse_loss(logits(some.images[4:7]), some.extras["logits"][:3]),
+    }
+    if name == "derpp":
+        expected["labels"] = 0.5 * F.cross_entropy(logits(some.images[7:]), some.labels[7:])
+    found = der.losses(some)
+    assert found.keys() == expected.keys()
+    for term, value in expected.items():
+        torch.testing.assert_close(found[term], value)
+    torch.testing.assert_close(some.keep["logits"], logits(some.images[:4]))
+    assert not some.keep["logits"].requires_grad
+
+
+@pytest.mark.parametrize("name", ["der", "derpp"])
+def test_an_empty_memory_costs_nothing(name: str) -> None:
+    der = method(name)
+    found = der.losses(batch(der.replays, filled=0.0))
+    assert float(found["logits"]) == 0
+    assert float(found.get("labels", torch.zeros(()))) == 0
+
+
+def trainer(name: str, **settings: Any) -> Trainer:
+    quick = {k: v for k, v in QUICK.items() if k != "score_passes"}
+    config = make_config(name, {**quick, "memory": 20, "padding": 1, "batch_size": 16, **settings})
+    return Trainer(config, SHAPE, 10)
+
+
+def test_logits_are_those_of_the_moment_of_storing(monkeypatch) -> None:
+    some = trainer("der", memory=500, crop="none", epochs=1)
+    digits = load_benchmark("split-digits", limit=40)[0].train
+    given: list[tuple[Tensor, Tensor]] = []
+    losses = some._step._losses
+
+    def recorded(now: Batch) -> dict[str, Tensor]:
+        found = losses(now)
+        given.append((now.part(0).images.clone(), now.keep["logits"].clone()))
+        return found
+
+    monkeypatch.setattr(some._step, "_losses", recorded)
+    some.learn(digits, 2)
+    samples, kept = some.memory.samples, some.memory.extras["logits"]
+    assert samples is not None
+    assert len(samples) == len(given) * 16
+    for number, (images, logits) in enumerate(given):
+        rows = slice(16 * number, 16 * number + 16)
+        pixels = samples.images[rows].permute(0, 3, 1, 2).float() / 255
+        torch.testing.assert_close(pixels, images)
+        assert torch.equal(kept[rows], logits)
+    # They differ from what the network says now: it has learned since.
+    some.method.network.eval()
+    now = some.method.network.logits(samples.images.permute(0, 3, 1, 2).float() / 255)
+    assert not torch.allclose(kept, now, atol=0.1)
+
+
+@pytest.mark.parametrize("name", ["er", "der", "derpp", "icarl", "co2l"])
+@pytest.mark.parametrize(("index", "steps"), [(0, 1), (0, 7), (1, 3), (1, 13)])
+def test_a_state_from_the_middle_of_a_task_goes_on_exactly(
+    name: str, index: int, steps: int
+) -> None:
+    straight, stopped = (trainer(name) for _ in range(2))
+    digits = load_benchmark("split-digits", limit=50)
+    saved: list[Any] = []
+
+    def save() -> None:
+        saved.append(None)
+        if len(saved) == steps:
+            tensors, description = stopped.state()
+            saved[:] = [{k: v.clone() for k, v in tensors.items()}, description]
+            raise InterruptedError
+
+    for some in (straight, stopped):
+        for task in range(index):
+            some.learn(digits[task].train, 2)
+    with pytest.raises(InterruptedError):
+        stopped.learn(digits[index].train, 2, on_step=save)
+    resumed = Trainer.from_state(*saved)
+    for some in (straight, resumed):
+        some.learn(digits[index].train, 2)
+    first, second = straight.state()[0], resumed.state()[0]
+    assert first.keys() == second.keys()
+    assert [key for key in first if not torch.equal(first[key], second[key])] == []
+
+
+def test_the_reservoir_holds_samples_of_all_tasks_alike() -> None:
+    some = trainer("er", memory=60, epochs=1)
+    digits = load_benchmark("split-digits", limit=100)
+    for index in range(4):
+        some.learn(digits[index].train, 2)
+    assert some.memory.samples is not None
+    assert len(some.memory) == 60
+    # 13 batches of 16 a task: the last is filled up from the start.
+    assert some.memory.seen == 4 * 13 * 16
+    tasks = (some.memory.samples.labels // 2).bincount(minlength=4)
+    assert int(tasks.min()) >= 5  # 15 expected; fewer than 5 has a chance below one in a thousand
+
+
+def test_a_memory_of_nothing_learns_all_the_same() -> None:
+    some = trainer("derpp", memory=0)
+    some.learn(load_benchmark("split-digits", limit=20)[0].train, 2)
+    assert len(some.memory) == 0

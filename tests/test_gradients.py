@@ -1,0 +1,313 @@
+"""Projection and selection by gradients, against other solvers, loops and frequencies."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import optimize, stats
+from torch import Tensor
+
+from cclis import gradients
+from cclis.errors import InputError
+from cclis.gradients import gss_replacements, max_cosine, project
+
+SETTINGS = settings(max_examples=80, deadline=None)
+UNLIKELY = 1e-4
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=seeded(seed), dtype=torch.float64)
+
+
+@st.composite
+def conflicts(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
+    """A gradient and references, of any lengths, at least one of which it harms."""
+    tasks, width = draw(st.integers(1, 6)), draw(st.integers(2, 9))
+    seed = draw(st.integers(0, 2**31))
+    gradient, references = normal(width, seed=seed), normal(tasks, width, seed=seed + 1)
+    if (references @ gradient >= 0).all():
+        references[0] = -references[0]
+    lengths = torch.rand(tasks, 1, generator=seeded(seed), dtype=torch.float64) * 3 + 0.01
+    return gradient, references * lengths
+
+
+def nearest(gradient: Tensor, references: Tensor) -> Tensor:
+    """Eq. 8 itself, by another solver: the nearest vector without a negative inner product."""
+    g, unit = gradient.numpy(), torch.nn.functional.normalize(references).numpy()
+    found = optimize.minimize(
+        lambda z: ((z - g) ** 2).sum() / 2,
+        np.zeros_like(g),
+        jac=lambda z: z - g,
+        constraints={"type": "ineq", "fun": lambda z: unit @ z, "jac": lambda _: unit},
+        method="SLSQP",
+        options={"ftol": 1e-14, "maxiter": 500},
+    )
+    return torch.from_numpy(found.x)
+
+
+class TestProject:
+    @SETTINGS
+    @given(conflicts(), st.sampled_from([0.0, 0.1, 0.5, 2.0]))
+    def test_no_past_task_is_harmed(self, case: tuple[Tensor, Tensor], margin: float) -> None:
+        gradient, references = case
+        before = gradient.clone(), references.clone()
+        turned = project(gradient, references, margin=margin)
+        assert turned.shape == gradient.shape
+        assert turned.dtype == gradient.dtype
+        harm = (references @ turned) / references.norm(dim=1)
+        assert harm.min() >= -1e-4 * (gradient.norm() + margin * references.norm())
+        assert torch.equal(gradient, before[0])
+        assert torch.equal(references, before[1])
+
+    @SETTINGS
+    @given(conflicts())
+    def test_the_change_is_the_smallest(self, case: tuple[Tensor, Tensor]) -> None:
+        gradient, references = case
+        turned = project(gradient, references, margin=0.0)
+        expected = nearest(gradient, references)
+        assert (turned - expected).norm() <= 1e-3 * gradient.norm()
+        assert (turned - gradient).norm() <= (expected - gradient).norm() + 1e-6 * gradient.norm()
+
+    @SETTINGS
+    @given(conflicts(), st.sampled_from([0.0, 0.1, 0.5]))
+    def test_against_a_bounded_solver_of_the_dual(
+        self, case: tuple[Tensor, Tensor], margin: float
+    ) -> None:
+        gradient, references = case
+        # The dual of Eq. 11 is half of |G'v + g|², but for a constant.
+        strengths = optimize.lsq_linear(
+            references.T.numpy(), -gradient.numpy(), bounds=(margin, np.inf), method="bvls"
+        ).x
+        expected = gradient + references.T @ torch.from_numpy(strengths)
+        turned = project(gradient, references, margin=margin)
+        torch.testing.assert_close(turned, expected, rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.parametrize("margin", [0.0, 0.5])
+    def test_unchanged_when_all_is_well(self, margin: float) -> None:
+        references = normal(3, 8, seed=1)
+        gradient = torch.linalg.lstsq(references, torch.tensor([0.5, 0.0, 2.0]).double()).solution
+        gradient = gradient + 1e-9 * references.sum(dim=0)
+        assert (references @ gradient >= 0).all()
+        assert torch.equal(project(gradient, references, margin=margin), gradient)
+        assert torch.equal(project(gradient, references[:0], margin=margin), gradient)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("margin", [0.0, 0.5, 5.0])
+    def test_one_reference_in_closed_form(self, dtype: torch.dtype, margin: float) -> None:
+        gradient, reference = normal(1000, seed=1).to(dtype), normal(1000, seed=2).to(dtype)
+        if gradient @ reference > 0:
+            reference = -reference
+        strength = max(margin, (-(gradient @ reference) / (reference @ reference)).item())
+        turned = project(gradient, reference[None], margin=margin)
+        assert turned.dtype == dtype
+        torch.testing.assert_close(turned, gradient + strength * reference)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("margin", [0.0, 0.5])
+    def test_references_that_are_the_same(self, dtype: torch.dtype, margin: float) -> None:
+        gradient, references = normal(50, seed=1).to(dtype), normal(2, 50, seed=2).to(dtype)
+        references *= -(references @ gradient).sign()[:, None]
+        twice = project(gradient, references[[0, 0, 1, 1, 0]], margin=margin)
+        assert (references @ twice >= -1e-5).all()
+        if margin == 0:
+            once = project(gradient, references, margin=0.0)
+            torch.testing.assert_close(twice, once, rtol=1e-4, atol=1e-5)
+
+    def test_references_that_leave_no_way(self) -> None:
+        # Every direction harms one of the three: all that is left is to stand still.
+        references = torch.tensor([[1.0, 0.0], [-1.0, 2.0], [-1.0, -2.0]])
+        turned = project(torch.tensor([3.0, -4.0]), references, margin=0.0)
+        torch.testing.assert_close(turned, torch.zeros(2), rtol=0, atol=1e-5)
+
+    def test_tiny_and_empty_references_count(self) -> None:
+        gradient = torch.tensor([1.0, 1.0, 1.0])
+        references = torch.tensor([[-1e-6, 0.0, 0.0], [0.0, -1e6, 0.0], [0.0, 0.0, 0.0]])
+        turned = project(gradient, references, margin=0.0)
+        torch.testing.assert_close(turned, torch.tensor([0.0, 0.0, 1.0]), rtol=0, atol=1e-5)
+        assert torch.isfinite(project(gradient, references, margin=0.5)).all()
+
+    @pytest.mark.parametrize("scale", [1e-6, 1e4])
+    def test_the_scale_does_not_matter(self, scale: float) -> None:
+        gradient, references = normal(20, seed=3), normal(6, 20, seed=4)
+        turned = project(gradient, references, margin=0.5)
+        scaled = project(gradient * scale, references * scale, margin=0.5)
+        torch.testing.assert_close(scaled, turned * scale)
+
+    def test_chunks_do_not_matter(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        gradient, references = normal(1000, seed=3), normal(6, 1000, seed=4)
+        whole = project(gradient, references, margin=0.5)
+        monkeypatch.setattr(gradients, "CHUNK_ELEMENTS", 100)
+        torch.testing.assert_close(project(gradient, references, margin=0.5), whole)
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+    def test_values_that_are_not_finite_stay_visible(self, bad: float) -> None:
+        gradient, references = normal(5, seed=1), normal(2, 5, seed=2)
+        references[0] = -gradient
+        spoilt = references.clone()
+        spoilt[1, 2] = bad
+        assert project(gradient, spoilt, margin=0.5).isnan().all()
+        gradient[3] = bad
+        assert not project(gradient, references, margin=0.5).isfinite().all()
+
+    def test_bad_input(self) -> None:
+        with pytest.raises(InputError, match="same length"):
+            project(torch.ones(3), torch.ones(2, 4), margin=0.5)
+        with pytest.raises(InputError, match="same length"):
+            project(torch.ones(3), torch.ones(3), margin=0.5)
+        with pytest.raises(InputError, match=r"-0\.5"):
+            project(torch.ones(3), torch.ones(2, 3), margin=-0.5)
+
+
+class TestMaxCosine:
+    @SETTINGS
+    @given(st.integers(0, 8), st.integers(1, 8), st.integers(1, 12), st.integers(0, 2**31))
+    def test_against_a_loop(self, samples: int, others: int, width: int, seed: int) -> None:
+        rows, references = normal(samples, width, seed=seed), normal(others, width, seed=seed + 1)
+        scores = max_cosine(rows, references)
+        assert scores.shape == (samples,)
+        for row, score in zip(rows, scores.tolist(), strict=True):
+            cosines = [(row @ r / (row.norm() * r.norm())).item() for r in references]
+            assert score == pytest.approx(max(cosines) + 1, abs=1e-9)
+            assert 0 <= score <= 2
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_same_and_opposite_ways(self, dtype: torch.dtype) -> None:
+        row = normal(1, 333, seed=1).to(dtype)
+        scores = max_cosine(torch.cat([row, -row, 5 * row]), 1e-4 * row)
+        assert scores.dtype == dtype
+        torch.testing.assert_close(scores, torch.tensor([2.0, 0.0, 2.0], dtype=dtype))
+        assert scores.min() >= 0
+        assert scores.max() <= 2
+
+    def test_zeros_have_cosine_zero(self) -> None:
+        rows = torch.tensor([[0.0, 0.0], [-1.0, 0.0]])
+        assert max_cosine(rows, torch.tensor([[1.0, 0.0]])).tolist() == [1.0, 0.0]
+        assert max_cosine(rows, torch.tensor([[1.0, 0.0], [0.0, 0.0]])).tolist() == [1.0, 1.0]
+
+    def test_chunks_do_not_matter(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        rows, references = normal(7, 500, seed=3), normal(5, 500, seed=4)
+        whole = max_cosine(rows, references)
+        monkeypatch.setattr(gradients, "CHUNK_ELEMENTS", 30)
+        torch.testing.assert_close(max_cosine(rows, references), whole)
+
+    def test_bad_input(self) -> None:
+        with pytest.raises(InputError, match="no reference"):
+            max_cosine(torch.ones(2, 3), torch.ones(0, 3))
+        with pytest.raises(InputError, match="same length"):
+            max_cosine(torch.ones(2, 3), torch.ones(2, 4))
+
+
+def loop_replacements(scores: list[float], new: list[float], draws: list[list[float]]) -> list[int]:
+    """Algorithm 2 for a full memory, in plain Python, then the overruled ones taken out."""
+    memory, slots = list(scores), []
+    for c, (place, chance) in zip(new, draws, strict=True):
+        slots.append(-1)
+        if c < 1 and sum(memory) > 0:
+            total, i = 0.0, 0
+            for i, score in enumerate(memory):  # noqa: B007
+                total += score
+                if place * sum(memory) < total:
+                    break
+            if chance < memory[i] / (memory[i] + c):
+                memory[i] = c
+                slots[-1] = i
+    return [-1 if slot in slots[i + 1 :] else slot for i, slot in enumerate(slots)]
+
+
+class TestGSSReplacements:
+    @SETTINGS
+    @given(
+        st.lists(st.floats(0, 2), min_size=1, max_size=12),
+        st.lists(st.floats(0, 1.5), max_size=32),
+        st.integers(0, 2**31),
+    )
+    def test_against_a_loop(self, scores: list[float], new: list[float], seed: int) -> None:
+        memory = torch.tensor(scores, dtype=torch.float64)
+        slots = gss_replacements(
+            memory, torch.tensor(new, dtype=torch.float64), generator=seeded(seed)
+        )
+        draws = torch.rand(len(new), 2, generator=seeded(seed), dtype=torch.float64).tolist()
+        assert slots.dtype == torch.int64
+        assert slots.tolist() == loop_replacements(scores, new, draws)
+        assert memory.tolist() == scores
+        taken = [slot for slot in slots.tolist() if slot >= 0]
+        assert len(set(taken)) == len(taken)
+
+    @pytest.mark.parametrize("c", [0.0, 0.2, 0.9])
+    def test_frequencies_are_the_probabilities(self, c: float) -> None:
+        scores, trials, generator = [0.1, 0.5, 1.0, 1.9], 20_000, seeded(1)
+        seen = Counter(
+            gss_replacements(torch.tensor(scores), torch.tensor([c]), generator=generator).item()
+            for _ in range(trials)
+        )
+        expected = [s / sum(scores) * s / (s + c) for s in scores]
+        counts = [seen[i] for i in range(4)]
+        if c > 0:
+            expected.append(1 - sum(expected))
+            counts.append(seen[-1])
+        assert sum(counts) == trials
+        assert stats.chisquare(counts, [trials * p for p in expected]).pvalue > UNLIKELY
+
+    def test_scores_change_within_a_call(self) -> None:
+        # One slot: after the first sample took it at score 1e-9, a second takes it with 1e-8 odds.
+        new = torch.tensor([1e-9, 0.1], dtype=torch.float64)
+        for seed in range(50):
+            slots = gss_replacements(torch.tensor([2.0]), new, generator=seeded(seed))
+            assert slots.tolist() == [0, -1]
+
+    def test_the_later_one_stays(self) -> None:
+        seen = set()
+        for seed in range(100):
+            slots = gss_replacements(torch.ones(1), torch.full((2,), 0.5), generator=seeded(seed))
+            seen.add(tuple(slots.tolist()))
+        assert seen == {(0, -1), (-1, 0), (-1, -1)}
+
+    @pytest.mark.parametrize("c", [1.0, 1.5, 2.0])
+    def test_a_sample_that_resembles_the_memory_is_not_kept(self, c: float) -> None:
+        slots = gss_replacements(torch.full((4,), 2.0), torch.full((9,), c), generator=seeded(0))
+        assert slots.tolist() == [-1] * 9
+
+    @pytest.mark.parametrize("c", [0.0, 0.5])
+    def test_a_memory_of_opposites_stays(self, c: float) -> None:
+        slots = gss_replacements(torch.zeros(5), torch.full((9,), c), generator=seeded(0))
+        assert slots.tolist() == [-1] * 9
+
+    def test_a_slot_of_score_zero_stays(self) -> None:
+        scores = torch.tensor([0.0, 1.0, 0.0])
+        for seed in range(50):
+            slots = gss_replacements(scores, torch.full((4,), 0.3), generator=seeded(seed))
+            assert set(slots.tolist()) <= {-1, 1}
+
+    def test_nothing_there(self) -> None:
+        none, some = torch.empty(0), torch.full((3,), 0.5)
+        assert gss_replacements(none, some, generator=seeded(0)).tolist() == [-1] * 3
+        slots = gss_replacements(some, none, generator=seeded(0))
+        assert slots.shape == (0,)
+        assert slots.dtype == torch.int64
+
+    def test_same_seed_same_slots(self) -> None:
+        scores, new = torch.full((50,), 1.2), torch.full((20,), 0.4)
+        first = gss_replacements(scores, new, generator=seeded(1))
+        assert torch.equal(first, gss_replacements(scores, new, generator=seeded(1)))
+        assert not torch.equal(first, gss_replacements(scores, new, generator=seeded(2)))
+
+    @pytest.mark.parametrize("bad", [-0.1, math.nan, math.inf])
+    def test_bad_scores(self, bad: float) -> None:
+        good, wrong = torch.ones(2), torch.tensor([0.5, bad])
+        for scores, new in [(good, wrong), (wrong, good)]:
+            with pytest.raises(InputError, match="finite and not negative"):
+                gss_replacements(scores, new, generator=seeded(0))
+
+    def test_bad_shapes(self) -> None:
+        with pytest.raises(InputError, match="must be"):
+            gss_replacements(torch.ones(2, 1), torch.ones(2), generator=seeded(0))
