@@ -66,7 +66,7 @@ class RunOptions(Options):
     """The run itself."""
 
     method: str = "cclis"
-    """How to learn it: cclis, co2l, er, icarl, der, derpp, finetune."""
+    """How to learn it: cclis, co2l, er, icarl, der, derpp, gem, finetune, joint."""
     memory: int = 200
     """How many samples of past tasks may be kept."""
     seed: int = 0
@@ -283,6 +283,22 @@ class ICaRLConfig(ClassifierConfig):
 
 
 @dataclass(frozen=True)
+class GEMOptions(Options):
+    """The method gem."""
+
+    memory_strength: float = 0.5
+    """γ: how far a step leans towards every past task."""
+
+
+@dataclass(frozen=True)
+class GEMConfig(GEMOptions, ClassifierConfig):
+    """Settings of `gem`."""
+
+    method: str = "gem"
+    learning_rate: float = 0.03
+
+
+@dataclass(frozen=True)
 class DEROptions(Options):
     """The methods der and derpp."""
 
@@ -327,8 +343,24 @@ class FinetuneConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.memory:
-            raise InputError(f"finetune keeps no samples: memory must be 0, not {self.memory}")
+        _refuse_memory(self)
+
+
+@dataclass(frozen=True)
+class JointConfig(ClassifierConfig):
+    """Settings of `joint`: all tasks at once."""
+
+    method: str = "joint"
+    memory: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _refuse_memory(self)
+
+
+def _refuse_memory(config: Config) -> None:
+    if config.memory:
+        raise InputError(f"{config.method} keeps no samples: memory must be 0, not {config.memory}")
 
 
 NUMBERS = {int: numbers.Integral, float: numbers.Real}
@@ -341,7 +373,9 @@ CONFIGS: dict[str, type[Config]] = {
     "icarl": ICaRLConfig,
     "der": DERConfig,
     "derpp": DERPPConfig,
+    "gem": GEMConfig,
     "finetune": FinetuneConfig,
+    "joint": JointConfig,
 }
 
 _AT_LEAST_ONE = {
@@ -352,6 +386,7 @@ _AT_LEAST_ONE = {
 _NOT_NEGATIVE = {
     "memory", "seed", "padding", "momentum", "weight_decay", "warmup_epochs", "distill_weight",
     "class_order", "checkpoint_minutes", "logit_weight", "label_weight",
+    "memory_strength",
 }  # fmt: skip
 _POSITIVE = {
     "learning_rate", "probe_learning_rate", "paper_probe_learning_rate", "prototype_learning_rate",

@@ -7,7 +7,7 @@ import hashlib
 import json
 import platform
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ import cclis
 from cclis.checkpoints import State
 from cclis.config import Config, EvaluationOptions
 from cclis.data.benchmarks import Benchmark, Task, load_benchmark
+from cclis.data.images import ImageSet
 from cclis.engine.compiling import seconds_compiling
 from cclis.engine.device import (
     device_name,
@@ -185,9 +186,7 @@ def _learn_all(journey: Journey, benchmark: Benchmark, progress: Progress) -> No
     if trainer.task_sizes or trainer.steps:
         where = f", after step {trainer.steps}" if trainer.steps else ""
         progress.say(f"going on in task {len(trainer.task_sizes) + 1}{where}")
-    tests = []
-    for task in benchmark:
-        tests.append(task.test)
+    for task, tests in _stages(benchmark, trainer):
         if task.index < len(journey.rows):
             continue
         learned = journey.learn(task)
@@ -196,7 +195,7 @@ def _learn_all(journey: Journey, benchmark: Benchmark, progress: Progress) -> No
             trainer.method.heads,
             learned.visible,
             tests,
-            trainer.task_sizes,
+            benchmark.task_sizes[: len(tests)],
             config,
             config.seed,
             progress,
@@ -218,7 +217,7 @@ def _learn_all(journey: Journey, benchmark: Benchmark, progress: Progress) -> No
         "method": config.method,
         "memory": config.memory,
         "seed": config.seed,
-        **summarise(journey.rows),
+        **summarise(_triangle(journey.rows, len(benchmark))),
         "task_sizes": list(benchmark.task_sizes),
         "class_names": list(benchmark.class_names),
         "seconds": seconds,
@@ -231,6 +230,36 @@ def _learn_all(journey: Journey, benchmark: Benchmark, progress: Progress) -> No
     }
     write_atomically(run.path / "report.html", render(result).encode())
     run.save_result(result)
+
+
+def _stages(benchmark: Benchmark, trainer: Trainer) -> Iterator[tuple[Task, Sequence[ImageSet]]]:
+    """What is learned one after another, and the test sets it is judged by then."""
+    tests: list[ImageSet] = []
+    if trainer.method.joint:
+        tasks = list(benchmark)
+        classes, names = tuple(range(benchmark.classes)), tuple(benchmark.class_names)
+        train = ImageSet.concatenate(*(task.train for task in tasks))
+        test = ImageSet.concatenate(*(task.test for task in tasks))
+        yield Task(0, classes, names, train, test), [task.test for task in tasks]
+        return
+    for task in benchmark:
+        tests.append(task.test)
+        yield task, tests
+
+
+def _triangle(rows: Sequence[Row], tasks: int) -> list[Row]:
+    """A row for every task; where all were learned at once, each shows the tasks up to it."""
+    if len(rows) == tasks:
+        return list(rows)
+    (last,) = rows
+
+    def up_to(row: Row, count: int) -> Row:
+        return {
+            head: Accuracies(found.class_il[:count], found.task_il[:count])
+            for head, found in row.items()
+        }
+
+    return [up_to(last, count) for count in range(1, tasks + 1)]
 
 
 @contextmanager
@@ -307,27 +336,26 @@ def reevaluate(
     config = dataclasses.replace(run.config, data=data or run.config.data)
     benchmark = _benchmark(config, progress)
     trainer = Trainer.from_state(*run.checkpoints.load("task-0"), device=device)
-    rows, tests = [], []
-    for task in benchmark:
+    rows = []
+    for task, tests in _stages(benchmark, trainer):
         # Heads are fitted to what was visible during the task: the memory as it was before it.
         here = task.train.to(trainer.fabric.device)
         visible = trainer.memory.visible(here) if task.index else here
         trainer.restore(*run.checkpoints.load(f"task-{task.index}"))
-        tests.append(task.test)
         rows.append(
             evaluate(
                 trainer.inference,
                 trainer.method.heads,
                 trainer.fitted_to(visible),
                 tests,
-                trainer.task_sizes,
+                benchmark.task_sizes[: len(tests)],
                 options or config,
                 config.seed,
                 progress,
             )
         )
     result = {key: getattr(config, key) for key in ("benchmark", "method", "memory", "seed")}
-    return {**result, **summarise(rows)}
+    return {**result, **summarise(_triangle(rows, len(benchmark)))}
 
 
 def versions() -> dict[str, str]:

@@ -57,6 +57,25 @@ class Optimizer:
         length: Tensor = torch.stack(torch._foreach_norm(gradients)).norm()
         return length
 
+    def gradients_of(self, loss: Tensor) -> Tensor:
+        """The gradient of a loss, as one vector (P,); parameters keep theirs."""
+        found = torch.autograd.grad(loss, self._parameters(), allow_unused=True)
+        pairs = zip(found, self._parameters(), strict=True)
+        return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs])
+
+    @property
+    def gradient(self) -> Tensor:
+        """The parameters' gradients, as one vector (P,)."""
+        found = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters()]
+        return torch.cat([gradient.flatten() for gradient in found])
+
+    def follow(self, gradient: Tensor) -> None:
+        """Take a vector (P,) for the parameters' gradients."""
+        parts = torch.split(gradient, [p.numel() for p in self._parameters()])
+        for parameter, part in zip(self._parameters(), parts, strict=True):
+            if parameter.grad is not None:
+                parameter.grad.copy_(part.view_as(parameter))
+
     def step(self, *, unless: Tensor) -> None:
         """Update the parameters by their gradients, unless told not to, on the device."""
         if self._on_gpu:

@@ -47,6 +47,9 @@ class Step:
         self._graphed = compiling and fabric.device.type == "cuda"
         self._augment = compiled_augment if compiling else augment
         self._losses = compiled(method.losses, compiling)
+        self._bounding = compiled(method.bounds, compiling and method.bounded)
+        self._loss = torch.zeros((), device=fabric.device)
+        self._bounds = torch.empty(0, device=fabric.device)
         self._number = torch.zeros((), dtype=torch.int64, device=fabric.device)
         self._failed = torch.full_like(self._number, NEVER)
         self.begin_task()
@@ -83,6 +86,17 @@ class Step:
                 `Batch`; chances, random numbers for the augmentation, (CHANCES, B); and extras of
                 the replayed samples.
         """
+        results = self._losses_and_gradients(inputs)
+        if self._method.bounded:
+            # Outside the recording: what to follow is decided on the host.
+            gradient = self._optimizer.gradient
+            if len(self._bounds):
+                gradient = self._method.project(gradient, self._bounds)
+            self._optimizer.follow(gradient)
+            self._update()
+        return results
+
+    def _losses_and_gradients(self, inputs: Tensors) -> tuple[Tensors, Tensors]:
         if not self._graphed:
             return self._run(inputs)
         self._steps += 1
@@ -107,15 +121,25 @@ class Step:
                 augmented = self._augment(images, self._config, chances)
             batch = Batch(augmented, labels, proposal, extras, self._sizes)
             losses = self._losses(batch)
+            bounds = self._bounding(batch)
         loss = torch.stack(list(losses.values())).sum()
         self._fabric.backward(loss)
-        self._watch(loss.detach())
-        self._optimizer.step(unless=self._failed != NEVER)
+        self._loss = loss.detach()
+        if self._method.bounded:
+            gradients = [self._optimizer.gradients_of(bound) for bound in bounds]
+            self._bounds = torch.stack(gradients) if gradients else loss.new_empty(0)
+        else:
+            self._update()
         return {name: value.detach() for name, value in losses.items()}, batch.keep
 
-    def _watch(self, loss: Tensor) -> None:
+    def _update(self) -> None:
+        """Update the weights, unless this or an earlier step was not finite."""
+        self._watch()
+        self._optimizer.step(unless=self._failed != NEVER)
+
+    def _watch(self) -> None:
         """Note the number of the first step whose loss or gradient is not finite, on the device."""
-        finite = torch.isfinite(loss + self._optimizer.gradient_norm())
+        finite = torch.isfinite(self._loss + self._optimizer.gradient_norm())
         first = ~finite & (self._failed == NEVER)
         self._failed.copy_(torch.where(first, self._number, self._failed))
         self._number += 1

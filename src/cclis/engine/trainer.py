@@ -255,6 +255,10 @@ class Trainer:
     def _mix(self, samples: int) -> tuple[Mix, tuple[int, ...]]:
         """The mix of a batch, and the sizes of its parts where these are kept apart."""
         config = self.config
+        if self.method.bounded:
+            how = mix_beside(samples, config.batch_size, len(self.memory))
+            of_tasks = self._labels_by_task().bincount(minlength=len(self.task_sizes)).tolist()
+            return how, (how.task, *(size for size in of_tasks if size))
         if not self.method.replays:
             how = mix(samples, len(self.memory), config.batch_size, config.replay_share)
             return how, ()
@@ -273,6 +277,9 @@ class Trainer:
         if self.method.replays:
             of_task, _ = epoch(len(task), 0, Mix(how.task, 0, how.steps), order)
             of_memory, slots = self._streamed(how, self.memory.seen - position.step * how.task)
+        elif self.method.bounded:
+            of_task, _ = epoch(len(task), 0, Mix(how.task, 0, how.steps), order)
+            of_memory = self._labels_by_task().argsort(stable=True).expand(how.steps, -1)
         else:
             of_task, of_memory = epoch(len(task), len(self.memory), how, order)
         of_task, of_memory, slots = (rows[position.step :] for rows in (of_task, of_memory, slots))
@@ -291,6 +298,13 @@ class Trainer:
                 batch = {name: torch.cat([value] * views) for name, value in batch.items()}
             batch["chances"] = draw_chances(how.batch * views, chances)
             yield {**batch, **past}, where
+
+    def _labels_by_task(self) -> Tensor:
+        """The task of every sample in the memory, (N,)."""
+        if self.memory.samples is None:
+            return torch.empty(0, dtype=torch.int64, device=self.fabric.device)
+        ends = torch.tensor(self.task_sizes, device=self.fabric.device).cumsum(dim=0)
+        return torch.searchsorted(ends, self.memory.samples.labels, right=True)
 
     def _streamed(self, how: Mix, seen: int) -> tuple[Tensor, Tensor]:
         """For an epoch beside a stream: which samples are replayed, and where new ones go."""

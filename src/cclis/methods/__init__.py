@@ -10,7 +10,9 @@ from cclis.methods.co2l import Co2L
 from cclis.methods.der import DER, DERPP
 from cclis.methods.er import ER
 from cclis.methods.finetune import Finetune
+from cclis.methods.gem import GEM
 from cclis.methods.icarl import ICaRL
+from cclis.methods.joint import Joint
 
 METHODS: dict[str, type[Method[Any, Any]]] = {
     "cclis": CCLIS,
@@ -19,7 +21,9 @@ METHODS: dict[str, type[Method[Any, Any]]] = {
     "icarl": ICaRL,
     "der": DER,
     "derpp": DERPP,
+    "gem": GEM,
     "finetune": Finetune,
+    "joint": Joint,
 }
 
 __all__ = [
@@ -27,11 +31,13 @@ __all__ = [
     "DER",
     "DERPP",
     "ER",
+    "GEM",
     "METHODS",
     "Batch",
     "Co2L",
     "Finetune",
     "ICaRL",
+    "Joint",
     "Kept",
     "Method",
     "ParameterGroup",

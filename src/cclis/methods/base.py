@@ -99,6 +99,9 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
             what it holds with the task in proportion.
         views: How often every sample of a batch comes up, augmented anew: (views · B) rows.
         judged_by_memory: Whether heads are fitted to the memory after the task alone.
+        bounded: Whether steps are bounded by what is kept of each past task: a batch then has the
+            whole memory as parts by task, and gradients go through `project`.
+        joint: Whether all tasks are learned at once.
     """
 
     heads: tuple[str, ...]
@@ -106,6 +109,8 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
     replays: int = 0
     views: int = 1
     judged_by_memory: bool = False
+    bounded: bool = False
+    joint: bool = False
 
     def __init__(self, config: ConfigT, network: NetworkT):
         self.config = config
@@ -137,6 +142,19 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
     @abstractmethod
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """The terms of the loss by name; their sum is minimised."""
+
+    def bounds(self, batch: Batch) -> list[Tensor]:
+        """For `bounded` methods: losses of the past tasks, whose gradients bound the step."""
+        return []
+
+    def project(self, gradient: Tensor, bounds: Tensor) -> Tensor:
+        """For `bounded` methods: the gradient to follow.
+
+        Args:
+            gradient: Of the loss, (P,).
+            bounds: Of each of `bounds`, (T, P).
+        """
+        return gradient
 
     def keep(
         self,

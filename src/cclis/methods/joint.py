@@ -1,0 +1,21 @@
+"""Joint training: all tasks at once. The upper bound."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from cclis.config import JointConfig
+from cclis.methods.base import Batch
+from cclis.methods.classifier import ClassifierMethod
+
+
+class Joint(ClassifierMethod[JointConfig]):
+    """Cross-entropy on all data."""
+
+    joint = True
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """Cross-entropy."""
+        logits = self.network.logits(batch.images)
+        return {"cross_entropy": F.cross_entropy(logits, batch.labels)}
