@@ -63,13 +63,33 @@ def test_leftovers_of_an_interrupted_save_are_no_checkpoints_and_go(saved: Check
     orphan = saved.folder / "task-1.safetensors"
     orphan.write_bytes((saved.folder / "task-0.safetensors").read_bytes())
     (saved.folder / ".task-1.safetensors.abcd").write_bytes(b"half")
-    (saved.folder / "notes.txt").write_text("mine")
+    mine = {"notes.txt", "best.safetensors", ".gitkeep"}
+    for name in mine:
+        (saved.folder / name).write_text("mine")
     assert saved.names == ["task-0"]
     assert saved.newest(pytest.fail) is not None
-    saved.clean()
-    assert {path.name for path in saved.folder.iterdir()} == {
-        *("task-0.safetensors", "task-0.json", "notes.txt"),
-    }
+    left = {path.name for path in saved.folder.iterdir()}
+    assert left == {"task-0.safetensors", "task-0.json"} | mine
+
+
+def test_damaged_ones_go_once_an_older_one_was_read_and_not_before(saved: Checkpoints) -> None:
+    for name in ("task-1-step-5", "task-1-step-7"):
+        saved.save(name, STATE)
+    for name in ("task-1-step-5", "task-1-step-7"):
+        (saved.folder / f"{name}.safetensors").write_bytes(b"damaged")
+    said: list[str] = []
+    assert saved.newest(said.append) is not None
+    assert len(said) == 2
+    assert saved.names == ["task-0"]
+    (saved.folder / "task-0.safetensors").write_bytes(b"damaged")
+    with pytest.raises(InputError, match=r"no checkpoint in .* can be gone on from"):
+        saved.newest(said.append)
+    assert saved.names == ["task-0"]
+    assert (saved.folder / "task-0.safetensors").read_bytes() == b"damaged"
+
+
+def test_a_folder_that_is_not_there_has_no_checkpoints(tmp_path: Path) -> None:
+    assert Checkpoints(tmp_path / "nowhere").newest(pytest.fail) is None
 
 
 @pytest.mark.parametrize(("made", "age"), [(FORMAT + 1, "newer"), (FORMAT - 1, "older")])
@@ -77,15 +97,24 @@ def test_other_versions_are_refused_by_name(saved: Checkpoints, made: int, age: 
     path = saved.folder / "task-0.json"
     manifest = json.loads(path.read_text()) | {"format": made, "cclis": "7.8.9"}
     path.write_text(json.dumps(manifest))
-    with pytest.raises(InputError, match=rf"written by an? {age} cclis \(7\.8\.9\)"):
-        saved.load("task-0")
+    content = (saved.folder / "task-0.safetensors").read_bytes()
+    for read in (lambda: saved.load("task-0"), lambda: saved.newest(pytest.fail)):
+        with pytest.raises(InputError, match=rf"written by an? {age} cclis \(7\.8\.9\)"):
+            read()
+    assert (saved.folder / "task-0.safetensors").read_bytes() == content
 
 
 def test_a_checkpoint_without_a_manifest_was_never_finished(saved: Checkpoints) -> None:
     (saved.folder / "task-0.json").unlink()
     with pytest.raises(InputError, match="missing or was never finished"):
         saved.load("task-0")
+    # The state after a task never comes first: an older version without manifests wrote this.
+    with pytest.raises(InputError, match="older cclis"):
+        saved.newest(pytest.fail)
+    assert (saved.folder / "task-0.safetensors").exists()
+    (saved.folder / "task-0.safetensors").rename(saved.folder / "task-0-step-3.safetensors")
     assert saved.newest(pytest.fail) is None
+    assert list(saved.folder.iterdir()) == []
 
 
 class Harm:

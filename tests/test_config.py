@@ -169,3 +169,9 @@ def test_settings_of_the_wrong_type_are_refused(settings: dict[str, object], par
 
 def test_a_whole_number_is_a_fine_learning_rate() -> None:
     assert make_config("cclis", {"learning_rate": 1}).learning_rate == 1
+
+
+@pytest.mark.parametrize("settings", [{"seed": 10**400}, {"threads": 10**9}, {"epochs": 2**70}])
+def test_numbers_beyond_all_use_are_refused(settings: dict[str, object]) -> None:
+    with pytest.raises(InputError, match="must be at most"):
+        make_config("cclis", settings)

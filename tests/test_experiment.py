@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -120,8 +122,6 @@ def test_evaluating_again_gives_the_same_numbers(run: Run) -> None:
 
 
 def test_evaluating_with_other_settings_gives_other_numbers(run: Run) -> None:
-    import dataclasses
-
     other = dataclasses.replace(run.config, probe_learning_rate=3.0, mean_passes=4)
     found = reevaluate(run, options=other)
     assert found["class_il"]["linear"] != run.result["class_il"]["linear"]
@@ -133,8 +133,6 @@ def test_evaluating_with_other_settings_gives_other_numbers(run: Run) -> None:
     ids=str,
 )
 def test_every_setting_of_the_probe_changes_it(run: Run, changed: dict[str, Any]) -> None:
-    import dataclasses
-
     found = reevaluate(run, options=dataclasses.replace(run.config, **changed))
     assert found["class_il"]["linear"]["matrix"] != run.result["class_il"]["linear"]["matrix"]
     assert found["class_il"]["means"] == run.result["class_il"]["means"]
@@ -253,3 +251,59 @@ def test_an_ended_run_is_left_as_it_is(run: Run) -> None:
 
 def _settings(run: Run) -> dict[str, Any]:
     return {k: v for k, v in run.config.to_dict().items() if k != "method"}
+
+
+def test_a_first_task_of_other_data_is_not_taken_over(tmp_path) -> None:
+    import numpy as np
+
+    for name, seed in (("a", 0), ("b", 1)):
+        x = np.random.default_rng(seed).integers(0, 256, (40, 8, 8), dtype=np.uint8)
+        y = np.arange(40) % 4
+        np.savez(tmp_path / f"{name}.npz", x_train=x, y_train=y, x_test=x[:8], y_test=y[:8])
+    first = quick(tmp_path / "run", benchmark="npz", data=str(tmp_path / "a.npz"))
+    other = {"benchmark": "npz", "data": str(tmp_path / "b.npz")}
+    with pytest.raises(InputError, match="another stream: digest"):
+        quick(tmp_path / "other", start_from=str(first.path), **other)
+    (first.path / "result.json").unlink()
+    with pytest.raises(InputError, match="another stream: digest"):
+        resume(first, dataclasses.replace(first.config, data=other["data"]))
+
+
+def test_seconds_and_images_add_up_over_an_interruption(tmp_path, monkeypatch) -> None:
+    from cclis import experiment
+
+    whole = quick(tmp_path / "whole", tasks=[2, 2])
+
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(experiment, "evaluate", interrupt)
+    with pytest.raises(InterruptedError):
+        quick(tmp_path / "half", tasks=[2, 2])
+    monkeypatch.undo()
+    half = Run.open(tmp_path / "half")
+    resume(half, half.config)
+    first, second = whole.result, half.result
+    images = [r["images_per_second"] * r["seconds"]["train"] for r in (first, second)]
+    assert images[0] == pytest.approx(images[1])
+    assert second["seconds"]["train"] > first["seconds"]["train"] / 4
+
+
+def test_a_description_of_anything_is_an_input_error(run: Run, tmp_path) -> None:
+    def damage(value: Any) -> list[Any]:
+        return [None, 3, "x", [], {}, [value]]
+
+    _, description = run.checkpoints.load("task-1")
+    tensors, _ = run.checkpoints.load("task-1")
+    for key in ("config", "classes", "position", "chance", "journey", "task_sizes", "versions"):
+        for other in damage(description[key]):
+            copy = Run(tmp_path / "copy")
+            shutil.rmtree(copy.path, ignore_errors=True)
+            shutil.copytree(run.path, copy.path)
+            (copy.path / "result.json").unlink()
+            for name in copy.checkpoints.names:
+                for suffix in (".json", ".safetensors"):
+                    (copy.checkpoints.folder / f"{name}{suffix}").unlink()
+            copy.checkpoints.save("task-1", (tensors, {**description, key: other}))
+            with contextlib.suppress(InputError):
+                resume(copy, copy.config)

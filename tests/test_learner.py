@@ -282,3 +282,31 @@ def test_a_memory_smaller_than_the_classes_is_said() -> None:
     learner = ContinualLearner(memory=3, **QUICK)
     with pytest.warns(UserWarning, match="a memory of 3 is smaller than the 4 classes"):
         learner.learn(digits.images[chosen] / 16, digits.target[chosen])
+
+
+def test_a_file_of_another_format_is_refused(tmp_path) -> None:
+    from cclis.files import read_tensors, write_tensors
+
+    digits = load_digits()
+    chosen = digits.target < 2
+    learner = ContinualLearner(memory=4, **{**QUICK, "epochs": 1})
+    learner.learn(digits.images[chosen] / 16, digits.target[chosen])
+    learner.save(tmp_path / "learner")
+    tensors, description = read_tensors(tmp_path / "learner")
+    for made in (1, 99, None):
+        described = {k: v for k, v in description.items() if k != "format"}
+        described |= {} if made is None else {"format": made}
+        write_tensors(tmp_path / "other", tensors, described)
+        with pytest.raises(InputError, match="has the format"):
+            ContinualLearner.load(tmp_path / "other")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot make"):
+        learner.save(tmp_path / "file" / "learner")
+
+
+def test_a_first_task_that_is_refused_fixes_nothing() -> None:
+    learner = ContinualLearner(memory=4, **{**QUICK, "epochs": 1})
+    with pytest.raises(InputError, match="at least two samples"):
+        learner.learn(np.zeros((1, 8, 8)), [0])
+    learner.learn(np.random.default_rng(0).random((12, 10, 10)), [0, 1] * 6)
+    assert learner.classes == [0, 1]

@@ -37,7 +37,7 @@ def test_an_output_with_anything_in_it_is_refused(tmp_path) -> None:
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot make"):
+    with pytest.raises(InputError, match="cannot write"):
         Run.create(config(output=str(tmp_path / "file" / "run")))
 
 
@@ -68,8 +68,34 @@ def test_logs_and_results_are_read_back(tmp_path) -> None:
     assert (run.path / "metrics.jsonl").read_text().splitlines() == lines[:1]
     run.unlog(10**6)
     assert run.logged == len(lines[0]) + 1
-    run.save_result({"seed": 1})
-    assert run.result == {"seed": 1}
+    result = {"seed": 1, "class_il": {}, "task_il": {}, "seconds": {}}
+    run.save_result(result)
+    assert run.result == result
+    for other in ([], {}, {"seed": 1}):
+        run.save_result(other)
+        with pytest.raises(InputError, match="is not the result of a run"):
+            _ = run.result
+
+
+def test_what_a_run_leaves_that_was_killed_as_it_began_may_be_begun_again(tmp_path) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / ".lock").touch()
+    run = Run.create(config(output=str(tmp_path / "run")))
+    assert run.config.output == str(tmp_path / "run")
+    (run.path / ".result.json.abc").write_text("half")
+    (run.path / ".mine").write_text("mine")
+    run.clean()
+    assert {path.name for path in run.path.iterdir()} == {
+        *(".lock", ".mine", "checkpoints", "config.yaml"),
+    }
+
+
+def test_a_lock_that_cannot_be_taken_is_a_sentence(tmp_path) -> None:
+    run = Run.create(config(output=str(tmp_path / "run")))
+    (run.path / ".lock").unlink()
+    (run.path / ".lock").mkdir()
+    with pytest.raises(InputError, match=r"cannot write .*\.lock"), run.alone():
+        pass
 
 
 def test_a_summary_is_a_lower_triangle_with_its_averages() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,10 @@ State = tuple[dict[str, Any], dict[str, Any]]
 """Tensors by name, and a description that JSON can hold."""
 
 
+class OtherVersionError(InputError):
+    """A checkpoint of another version of this package, which must not be overwritten."""
+
+
 class Checkpoints:
     """The checkpoints in a folder."""
 
@@ -36,8 +40,7 @@ class Checkpoints:
     @property
     def names(self) -> list[str]:
         """Of those whose writing was finished, oldest first."""
-        found = [p.stem for p in self.folder.glob("*.json") if NAME.fullmatch(p.stem)]
-        return sorted(found, key=_age)
+        return sorted((path.stem for path in self._files("*.json")), key=_age)
 
     def save(self, name: str, state: State) -> None:
         """Write a checkpoint, and then remove those that are no longer needed."""
@@ -73,7 +76,7 @@ class Checkpoints:
         made, version, size, digest = (manifest[key] for key in expected)
         if made != FORMAT:
             age = "a newer" if made > FORMAT else "an older"
-            raise InputError(
+            raise OtherVersionError(
                 f"{path} was written by {age} cclis ({version}) in format {made}; this is "
                 f"{cclis.__version__} with format {FORMAT}. Use that version for it"
             )
@@ -89,25 +92,43 @@ class Checkpoints:
         return unpack_tensors(content, str(path))
 
     def newest(self, warn: Callable[[str], None]) -> State | None:
-        """The newest checkpoint that is whole; what is wrong with newer ones is said.
+        """The newest checkpoint that is whole, or None where none was ever finished.
 
-        Nothing is written or removed.
+        What is wrong with newer ones is said, and they are removed, as are leftovers of interrupted
+        saves: nobody else may be writing here. Nothing is removed where nothing can be read.
         """
+        damaged = []
         for name in reversed(self.names):
             try:
-                return self.load(name)
+                state = self.load(name)
+            except OtherVersionError:
+                raise
             except InputError as error:
+                damaged.append(name)
                 warn(f"{error}; going back to the checkpoint before it")
+            else:
+                self._clean(damaged)
+                return state
+        unfinished = [p.stem for p in self._files("*.safetensors") if p.stem not in damaged]
+        if damaged or any("step" not in name for name in unfinished):
+            raise InputError(
+                f"no checkpoint in {self.folder} can be gone on from; if they are not those of an "
+                "older cclis and all is lost, remove them to begin anew"
+            )
+        self._clean([])
         return None
 
-    def clean(self) -> None:
-        """Remove what an interrupted save left behind; nobody else may be writing here."""
+    def _clean(self, damaged: Sequence[str]) -> None:
+        for name in damaged:
+            self._manifest(name).unlink(missing_ok=True)
         whole = set(self.names)
-        for path in self.folder.iterdir():
-            temporary = path.name.startswith(".")
-            orphan = path.suffix == ".safetensors" and path.stem not in whole
-            if path.is_file() and (temporary or orphan):
-                path.unlink()
+        for path in (*self._files("*.safetensors"), *self.folder.glob(".task-*")):
+            if path.stem not in whole:
+                path.unlink(missing_ok=True)
+
+    def _files(self, pattern: str) -> list[Path]:
+        """Files of checkpoints; others are none of our business."""
+        return [path for path in self.folder.glob(pattern) if NAME.fullmatch(path.stem)]
 
     def _tensors(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"

@@ -185,6 +185,14 @@ def _train(options: Namespace) -> None:
     settings = options.as_dict()
     settings.pop("config", None)
     resumed = settings.pop("resume")
+    if resumed is not None:
+        from cclis.runs import Run
+
+        method = Run.open(resumed).config.method
+        if settings["method"] != method:
+            raise InputError(
+                f"a run goes on with its own settings: method '{method}' → '{settings['method']}'"
+            )
     config = make_config(settings.pop("method"), settings)
 
     from cclis.experiment import resume, train

@@ -394,6 +394,7 @@ _POSITIVE = {
 }  # fmt: skip
 _SHARE = {"flip", "jitter", "grayscale", "blur", "crop_scale", "replay_share"}
 _LONGEST_YAML = 1 << 20
+_LARGEST = {"threads": 4096}
 _STRONGEST_JITTER = 2.5  # beyond it a factor could turn negative and invert the image
 
 
@@ -404,6 +405,8 @@ def _check(name: str, value: Any, hint: Any) -> None:
         raise InputError(f"{name} must be {_in_words(hint)}, not {value!r}")
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         return
+    if isinstance(value, numbers.Integral) and abs(int(value)) > _LARGEST.get(name, 2**63 - 1):
+        raise InputError(f"{name} must be at most {_LARGEST.get(name, 2**63 - 1)}")
     number = float(value)
     for names, holds, rule in (
         (_AT_LEAST_ONE, number >= 1, "at least 1"),

@@ -7,7 +7,7 @@ import hashlib
 import json
 import platform
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 
 import cclis
 from cclis.checkpoints import State
-from cclis.config import Config, EvaluationOptions
+from cclis.config import Config, EvaluationOptions, make_config
 from cclis.data.benchmarks import Benchmark, Task, load_benchmark
 from cclis.data.images import ImageSet
 from cclis.engine.compiling import seconds_compiling
@@ -27,7 +27,7 @@ from cclis.engine.device import (
     peak_memory,
     restore_global_chance,
 )
-from cclis.engine.trainer import Learned, Trainer, under
+from cclis.engine.trainer import Learned, Trainer, as_input_errors, under
 from cclis.errors import InputError
 from cclis.evaluation.accuracy import Accuracies, evaluate
 from cclis.files import write_atomically
@@ -38,7 +38,7 @@ from cclis.runs import Run, summarise
 
 PLACES = ("output", "data", "start_from")
 """Settings that say where, not what: a result leaves them out."""
-MAY_CHANGE = frozenset({*PLACES, "device", "images", "checkpoint_minutes"})
+MAY_CHANGE = frozenset({"data", "device", "images", "checkpoint_minutes"})
 """Settings that may be others when a run goes on."""
 Row = dict[str, Accuracies]
 
@@ -52,60 +52,78 @@ class Journey:
             "class_names": list(benchmark.class_names),
             "task_sizes": list(benchmark.task_sizes),
             "samples": benchmark.samples,
+            "digest": benchmark.digest,
         }
         self.rows: list[Row] = []
-        self.images = 0
         self._compiled_before = seconds_compiling()
-        self._before = {"train": 0.0, "total": 0.0, "compile": 0.0}
-        self.train_seconds = 0.0
+        self._before = {"train": 0.0, "total": 0.0, "compile": 0.0, "images": 0}
+        self._trained_for = 0.0
+        self._learning_since: float | None = None
         self._started = self._saved = time.perf_counter()
 
     @property
-    def seconds(self) -> dict[str, float]:
-        """What the run took so far, in all processes that worked on it."""
-        now = {
-            "train": self.train_seconds,
-            "total": time.perf_counter() - self._started,
+    def costs(self) -> dict[str, float]:
+        """Seconds and images so far, in all processes that worked on the run."""
+        now = time.perf_counter()
+        learning = 0.0 if self._learning_since is None else now - self._learning_since
+        here = {
+            "train": self._trained_for + learning,
+            "total": now - self._started,
             "compile": seconds_compiling() - self._compiled_before,
+            "images": self.trainer.images,
         }
-        return {name: self._before[name] + spent for name, spent in now.items()}
+        return {name: self._before[name] + spent for name, spent in here.items()}
 
     def save(self) -> None:
         """Write a checkpoint."""
         steps, task = self.trainer.steps, len(self.trainer.task_sizes)
         name = f"task-{task - 1}" if steps is None else f"task-{task}-step-{steps}"
+        self._saved = time.perf_counter()
+        if name in self.run.checkpoints.names:
+            return  # and is not put at risk by being written again
+        self.run.sync_log()
         tensors, description = self.trainer.state()
         chance, description["chance"] = global_chance()
         tensors |= {f"chance.{name}": state for name, state in chance.items()}
         description["versions"] = versions()
-        settings = json.dumps(description["config"], sort_keys=True)
-        description["config_hash"] = hashlib.sha256(settings.encode()).hexdigest()
+        description["config_hash"] = _hash(description["config"])
         description["journey"] = {
             "stream": self._stream,
             "rows": [_plain(row) for row in self.rows],
-            "images": self.images,
-            "seconds": self.seconds,
+            "costs": self.costs,
             "logged": self.run.logged,
         }
         self.run.checkpoints.save(name, (tensors, description))
-        self._saved = time.perf_counter()
 
-    def restore(self, state: State) -> None:
+    def restore(self, state: State, warn: Callable[[str], None]) -> None:
         """Go back to where a checkpoint was written."""
         tensors, description = state
-        there = description["journey"]
-        _refuse_differences(there["stream"], self._stream, "this checkpoint learned another stream")
-        self.trainer.restore(tensors, description)
-        restore_global_chance(under("chance.", tensors), description["chance"])
-        self.rows = [{h: Accuracies(**found) for h, found in r.items()} for r in there["rows"]]
-        self.images = there["images"]
-        self._before = there["seconds"]
-        self.run.unlog(there["logged"])
+        with as_input_errors():
+            there = description["journey"]
+            self.refuse_other_stream(there["stream"])
+            self.trainer.restore(tensors, description)
+            restore_global_chance(under("chance.", tensors), description["chance"])
+            self.rows = [{h: Accuracies(**found) for h, found in r.items()} for r in there["rows"]]
+            self._before = {name: float(there["costs"][name]) for name in self._before}
+            if description["config_hash"] != _hash(description["config"]):
+                raise InputError("the checkpoint's settings are not those it was written with")
+            begun, now = description["versions"], versions()
+            if begun != now:
+                warn(f"begun with {begun}, going on with {now}: the end may have other bits")
+            if self.run.logged < int(there["logged"]):
+                warn(f"lines are missing from {self.run.path / 'metrics.jsonl'}")
+            self.run.unlog(int(there["logged"]))
+
+    def refuse_other_stream(self, stream: dict[str, Any]) -> None:
+        """Raise an InputError that shows the difference, if there is one."""
+        _refuse_differences(stream, self._stream, "this checkpoint learned another stream")
 
     def step(self) -> None:
         """After a step: save when it is time or when asked to stop, and then stop."""
         minutes = (time.perf_counter() - self._saved) / 60
         if self._stop.asked or minutes >= self.trainer.config.checkpoint_minutes:
+            # What is not finite must not take the place of what is.
+            self.trainer.stop_if_failed()
             self.save()
         self._stop.check()
 
@@ -114,11 +132,12 @@ class Journey:
         # While steps are taken a signal waits for the end of one, and the state is saved; later
         # it need not: everything is on disk.
         self._stop.waits = True
+        self._learning_since = time.perf_counter()
         learned = self.trainer.learn(
             task.train, len(task.classes), self.run.log, self.step, self._trained
         )
-        self.images += learned.images
-        self.train_seconds += learned.seconds
+        self._learning_since = None
+        self._trained_for += learned.seconds
         return learned
 
     def _trained(self) -> None:
@@ -131,10 +150,10 @@ def train(config: Config, progress: Progress = QUIET) -> Run:
     """Learn a benchmark task by task and leave a run directory behind."""
     benchmark = _benchmark(config, progress)
     trainer = Trainer(config, benchmark.image_shape, benchmark.classes, progress=progress)
-    _take_over_first_task(trainer)
+    start = _first_task_of_another(config)
     run = Run.create(config)
     with _going_on(run) as stop:
-        _learn_all(Journey(run, trainer, benchmark, stop), benchmark, progress)
+        _learn_all(_begun(run, trainer, benchmark, stop, start), benchmark, progress)
     return run
 
 
@@ -153,20 +172,23 @@ def resume(run: Run, config: Config, progress: Progress = QUIET) -> Run:
         progress.say(f"{run.path} has ended already")
         return run
     with _going_on(run) as stop:
-        run.checkpoints.clean()
+        run.clean()
         state = run.checkpoints.newest(progress.say)
         if state is not None:
-            _refuse_differences(
-                state[1]["config"], config.to_dict(), "the checkpoint has others", MAY_CHANGE
-            )
+            with as_input_errors():
+                settings = dict(state[1]["config"])
+                # Settings that came later have their defaults.
+                before = make_config(str(settings.pop("method")), settings).to_dict()
+            _refuse_differences(before, config.to_dict(), "the checkpoint has others", MAY_CHANGE)
         benchmark = _benchmark(config, progress)
         trainer = Trainer(config, benchmark.image_shape, benchmark.classes, progress=progress)
-        journey = Journey(run, trainer, benchmark, stop)
         if state is not None:
-            journey.restore(state)
+            journey = Journey(run, trainer, benchmark, stop)
+            journey.restore(state, progress.say)
         else:
             run.unlog(0)
-            _take_over_first_task(trainer)
+            start = _first_task_of_another(config)
+            journey = _begun(run, trainer, benchmark, stop, start)
         _learn_all(journey, benchmark, progress)
     return run
 
@@ -183,9 +205,10 @@ def _learn_all(journey: Journey, benchmark: Benchmark, progress: Progress) -> No
             f"a memory of {config.memory} is smaller than the {benchmark.classes} classes: some "
             "will keep no sample, and nothing but distillation holds them"
         )
-    if trainer.task_sizes or trainer.steps:
-        where = f", after step {trainer.steps}" if trainer.steps else ""
-        progress.say(f"going on in task {len(trainer.task_sizes) + 1}{where}")
+    if trainer.steps:
+        progress.say(f"going on in task {len(trainer.task_sizes) + 1}, after step {trainer.steps}")
+    elif trainer.task_sizes:
+        progress.say(f"going on after task {len(trainer.task_sizes)}")
     for task, tests in _stages(benchmark, trainer):
         if task.index < len(journey.rows):
             continue
@@ -205,11 +228,12 @@ def _learn_all(journey: Journey, benchmark: Benchmark, progress: Progress) -> No
         journey.save()
         found = row[trainer.method.heads[-1]]
         progress.say(
-            f"task {task.index + 1}/{len(benchmark)} ({', '.join(task.names[:6])}"
+            f"task {len(tests)}/{len(benchmark)} ({', '.join(task.names[:6])}"
             f"{', …' if len(task.names) > 6 else ''}) learned in {learned.seconds:.1f} s, "
             f"Class-IL so far {sum(found.class_il) / len(tests):.1f} %"
         )
-    seconds = journey.seconds
+    seconds = journey.costs
+    images = seconds.pop("images")
     if seconds["compile"]:
         progress.say(f"{seconds['compile']:.1f} s of {seconds['total']:.1f} s went into compiling")
     result = {
@@ -221,7 +245,7 @@ def _learn_all(journey: Journey, benchmark: Benchmark, progress: Progress) -> No
         "task_sizes": list(benchmark.task_sizes),
         "class_names": list(benchmark.class_names),
         "seconds": seconds,
-        "images_per_second": journey.images / seconds["train"],
+        "images_per_second": images / seconds["train"],
         "peak_memory_bytes": peak_memory(device),
         "device": device_name(device),
         "versions": versions(),
@@ -273,32 +297,37 @@ def _going_on(run: Run) -> Iterator[Interruption]:
             raise Interrupted(f"{signal}; {how}") from None
 
 
-def _take_over_first_task(trainer: Trainer) -> None:
-    """Bring a new trainer to where another run had trained its first task, if one is named."""
-    config = trainer.config
+def _first_task_of_another(config: Config) -> State | None:
+    """The state after the first task of the run that `start_from` names."""
     if config.start_from is None:
-        return
+        return None
     other = Run.open(config.start_from)
     _refuse_differences(
         other.config.to_dict(),
         config.to_dict(),
         f"the first task of {other.path} was learned with other settings",
-        MAY_CHANGE | config.after_first_task(),
+        MAY_CHANGE | set(PLACES) | config.after_first_task(),
     )
-    tensors, description = other.checkpoints.load("task-0")
-    trainer.restore(
-        {name: tensor for name, tensor in tensors.items() if not name.startswith("memory.")},
-        {
-            **description,
-            "task_sizes": [],
-            "position": {
-                "classes": description["task_sizes"][0],
-                "epoch": config.first_epochs or config.epochs,
-                "step": 0,
-                "done": 0,
-            },
-        },
-    )
+    return other.checkpoints.load("task-0")
+
+
+def _begun(
+    run: Run, trainer: Trainer, benchmark: Benchmark, stop: Interruption, start: State | None
+) -> Journey:
+    """A journey at its beginning, or where another had trained its first task."""
+    journey = Journey(run, trainer, benchmark, stop)
+    if start is not None:
+        tensors, description = start
+        with as_input_errors():
+            journey.refuse_other_stream(description["journey"]["stream"])
+            epochs = trainer.config.first_epochs or trainer.config.epochs
+            classes = description["task_sizes"][0]
+            position = {"classes": classes, "epoch": epochs, "step": 0, "done": 0}
+        trainer.restore(
+            {name: tensor for name, tensor in tensors.items() if not name.startswith("memory.")},
+            {**description, "task_sizes": [], "position": position},
+        )
+    return journey
 
 
 def _refuse_differences(
@@ -379,6 +408,10 @@ def _benchmark(config: Config, progress: Progress) -> Benchmark:
         limit=config.limit,
         progress=progress,
     )
+
+
+def _hash(settings: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 def _plain(row: Row) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from cclis.checkpoints import FORMAT
 from cclis.config import StreamOptions, make_config
 from cclis.data.images import ImageSet, as_uint8_images
 from cclis.engine.trainer import Trainer
@@ -23,7 +24,9 @@ from cclis.progress import QUIET, Progress
 
 COSINE_TEMPERATURE = 0.1
 """Cosines are divided by this before they become probabilities."""
-OF_A_RUN = {field.name for field in dataclasses.fields(StreamOptions)} | {"output"}
+OF_A_RUN = {field.name for field in dataclasses.fields(StreamOptions)} | {
+    *("output", "start_from", "checkpoint_minutes"),
+}
 """Settings that say what a run learns and where it is kept; a learner is told by `learn`."""
 ROOM = 64
 """Classes a new learner has room for; more are made room for as they come."""
@@ -102,11 +105,9 @@ class ContinualLearner:
             )
         arrival = {name: index for index, name in enumerate([*self._classes, *new])}
         task = ImageSet(pixels, torch.tensor([arrival[name] for name in names]))
-        if self._trainer is None:
-            self._trainer = Trainer(
-                self.config, task.shape, ROOM, encoder=self._encoder, progress=self._progress
-            )
-        trainer = self._trainer
+        trainer = self._trainer or Trainer(
+            self.config, task.shape, ROOM, encoder=self._encoder, progress=self._progress
+        )
         classes = len(self._classes) + len(new)
         if 0 < self.config.memory < classes:
             warnings.warn(
@@ -118,6 +119,7 @@ class ContinualLearner:
             learned = trainer.learn(task, len(new), again=again)
             view = View(trainer.inference, learned.visible, classes, self.config, self.config.seed)
             self._head = HEADS[self._head_name](view)
+        self._trainer = trainer
         self._classes += new
         return self
 
@@ -144,9 +146,13 @@ class ContinualLearner:
             "head": {"name": self._head_name, "on": head.on},
             "labels": self._classes,
             "own_encoder": self._encoder is not None,
+            "format": FORMAT,
         }
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"cannot make {path.parent}: {error.strerror}") from None
         write_tensors(path, tensors, description)
 
     @classmethod
@@ -167,8 +173,12 @@ class ContinualLearner:
             progress: Whether to show what goes on.
         """
         tensors, description = read_tensors(Path(path))
-        if not {"head", "labels", "config"} <= description.keys():
+        needed = {"head", "labels", "config", "own_encoder", "image_shape", "classes", "task_sizes"}
+        if not needed <= description.keys() or not {"head.weight", "head.bias"} <= tensors.keys():
             raise InputError(f"{path} is not a saved learner")
+        if description.get("format") != FORMAT:
+            made = description.get("format", "an older one")
+            raise InputError(f"{path} has the format {made}; this cclis reads {FORMAT}")
         if description["own_encoder"] and encoder is None:
             raise InputError(f"{path} was learned with your own encoder; pass it as encoder=")
         settings = {k: v for k, v in description["config"].items() if k not in OF_A_RUN}

@@ -103,8 +103,10 @@ class Memory:
         """Take back what `state` gave."""
         self._rows, self._count = {}, 0
         self.seen = int(state["seen"]) if "seen" in state else 0
-        if "labels" not in state:
+        if not state.keys() - {"seen"}:
             return
+        if not state.keys() >= set(OWN):
+            raise InputError(f"a memory needs {', '.join(OWN)}; there are {', '.join(state)}")
         extras = {name: v for name, v in state.items() if name not in (*OWN, "seen")}
         self.replace(ImageSet(state["images"], state["labels"]), state["proposal"], extras)
         if self.seen:

@@ -38,15 +38,17 @@ class Run:
         """A new directory for a run with these settings; what exists is never overwritten."""
         if config.output is not None:
             path = Path(config.output)
-            if path.exists() and (not path.is_dir() or any(path.iterdir())):
-                raise InputError(f"{path} exists already; choose another --output or remove it")
+            _refuse_occupied(path)
             _make(path)
         else:
             path = _numbered(Path("runs"), _name(config))
         run = cls(path)
-        _make(run.checkpoints.folder)
-        settings = yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
-        write_atomically(path / "config.yaml", settings.encode())
+        # Of two that create the same run at once, the second finds it there.
+        with run.alone():
+            _refuse_occupied(path)
+            _make(run.checkpoints.folder)
+            settings = yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
+            write_atomically(path / "config.yaml", settings.encode())
         return run
 
     @classmethod
@@ -72,10 +74,15 @@ class Run:
         """While the block runs, no other process may write into this directory."""
         lock = FileLock(self.path / ".lock", timeout=0)
         try:
-            with lock:
-                yield
+            lock.acquire()
         except Timeout:
             raise InputError(f"another process is working on {self.path}") from None
+        except OSError as error:
+            raise _cannot_write(self.path / ".lock", error) from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     @property
     def config(self) -> Config:
@@ -94,6 +101,8 @@ class Run:
         if not self.ended:
             raise InputError(f"{self.path} has no result.json: the run did not end")
         result: dict[str, Any] = read_json(self.path / "result.json")
+        if not isinstance(result, dict) or not {"class_il", "task_il", "seconds"} <= result.keys():
+            raise InputError(f"{self.path / 'result.json'} is not the result of a run")
         return result
 
     def log(self, record: Mapping[str, Any]) -> None:
@@ -109,10 +118,25 @@ class Run:
         """How many bytes the log has."""
         return self._log.stat().st_size if self._log.exists() else 0
 
+    def sync_log(self) -> None:
+        """Make sure that what was logged is on the disk."""
+        if self._log.exists():
+            with self._log.open("rb") as file:
+                os.fsync(file.fileno())
+
     def unlog(self, size: int) -> None:
         """Forget what was logged after it had that size: it will happen again."""
-        if self.logged > size:
-            os.truncate(self._log, size)
+        try:
+            if self.logged > size:
+                os.truncate(self._log, size)
+        except OSError as error:
+            raise _cannot_write(self._log, error) from None
+
+    def clean(self) -> None:
+        """Remove what interrupted writing left behind; nobody else may be writing here."""
+        for name in ("config.yaml", "result.json", "report.html"):
+            for path in self.path.glob(f".{name}.*"):
+                path.unlink(missing_ok=True)
 
     def save_result(self, result: Mapping[str, Any]) -> None:
         """Write what came out."""
@@ -170,6 +194,13 @@ def _numbered(parent: Path, name: str) -> Path:
             return path
 
 
+def _refuse_occupied(path: Path) -> None:
+    """A folder is free that holds no more than a run leaves that was killed as it began."""
+    ours = (".lock", "checkpoints")
+    if path.exists() and (not path.is_dir() or any(p.name not in ours for p in path.iterdir())):
+        raise InputError(f"{path} exists already; choose another --output or remove it")
+
+
 def _make(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -180,4 +211,4 @@ def _make(path: Path) -> None:
 
 
 def _cannot_write(path: Path, error: OSError) -> InputError:
-    return InputError(f"cannot make {path}: {error.strerror or error}")
+    return InputError(f"cannot write {path}: {error.strerror or error}")

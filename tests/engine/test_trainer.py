@@ -371,6 +371,16 @@ Trainer(config, (64, 64, 3), 2).learn(ImageSet(images, torch.arange(16) % 2), 2)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("gone", ["generator.order", "memory.labels", "network.mean"])
+def test_a_state_that_lacks_a_tensor_is_refused(gone: str) -> None:
+    trainer = make()
+    learn(trainer, range(1))
+    tensors, description = trainer.state()
+    del tensors[gone]
+    with pytest.raises(InputError):
+        Trainer.from_state(tensors, description)
+
+
 @pytest.mark.parametrize(("room", "said"), [(9, "batch_size 8 would fit"), (1, "smaller images")])
 def test_a_full_gpu_says_what_would_fit(monkeypatch, room: int, said: str) -> None:
     trainer = make()

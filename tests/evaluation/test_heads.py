@@ -28,7 +28,7 @@ from cclis.evaluation.heads import (
     heads_for,
 )
 from cclis.nn.conv import ConvEncoder
-from cclis.nn.network import ClassifierNetwork, Network, PrototypeNetwork
+from cclis.nn.network import ClassifierNetwork, Network, PrototypeNetwork, Representation
 
 AS_THEY_ARE = AugmentationOptions(crop="none", flip=0, jitter=0, grayscale=0)
 OPTIONS = EvaluationOptions(mean_passes=3)
@@ -169,7 +169,7 @@ def test_a_class_without_samples_is_never_chosen_by_its_mean(network, digits):
     assert scores.shape == (len(digits), 5)
     assert set(scores.argmax(dim=1).tolist()) <= {0, 2}
     # Even opposite to every mean there is no better choice.
-    assert head.scores(inference_module.Representation(scores, -head.weight[:1])).argmax() in (0, 2)
+    assert head.scores(Representation(scores, -head.weight[:1])).argmax() in (0, 2)
 
 
 def test_discriminant_against_scikit_learn(network, digits):
@@ -263,11 +263,15 @@ def test_the_probe_is_sgd_with_momentum_and_a_decaying_rate_to_the_last_epoch():
         layer = torch.empty(4, 5).uniform_(-(4**-0.5), 4**-0.5, generator=chance)
         layer.requires_grad_()
         sgd = torch.optim.SGD([layer], lr=rate, momentum=0.9)
-        odds = 1 / visible.labels.bincount()[visible.labels].double()
         decay = [1.0] * 60 + [0.2] * 15 + [0.04] * 15 + [0.008] * 10
         for epoch in range(100):
             sgd.param_groups[0]["lr"] = rate * decay[epoch]
-            drawn = torch.multinomial(odds, 16, replacement=True, generator=chance)
+            share = torch.rand(2, 16, generator=chance, dtype=torch.float64)
+            chosen = []
+            for of_class, within in share.T.tolist():
+                members = (visible.labels == int(4 * of_class)).nonzero()[:, 0]
+                chosen.append(members[int(len(members) * within)])
+            drawn = torch.stack(chosen)
             features = inference(visible.images[drawn], chance).features
             for half in (slice(0, 8), slice(8, 16)):
                 logits = features[half] @ layer[:, :-1].T + layer[:, -1]
@@ -330,7 +334,7 @@ def test_a_head_needs_its_kind_of_network(network, classifier, digits):
 
 
 def test_a_head_looks_at_features_or_embeddings():
-    seen = inference_module.Representation(torch.eye(2), 10 * torch.eye(2))
+    seen = Representation(torch.eye(2), 10 * torch.eye(2))
     weight, bias = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([0.5, 0.0])
     assert Head("features", weight, bias).scores(seen).tolist() == [[1.5, 3], [2.5, 4]]
     assert Head("embeddings", weight, bias).scores(seen).tolist() == [[10.5, 30], [20.5, 40]]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from cclis.config import CCLISConfig
 from cclis.losses import prd, sample_nce
 from cclis.methods import CCLIS, Batch
-from cclis.nn.network import PrototypeNetwork
+from cclis.nn.network import PrototypeNetwork, Representation
 
 
 def make(**settings: Any) -> CCLIS:
@@ -23,6 +23,10 @@ def batch(labels: list[int], proposal: list[float] | None = None) -> Batch:
     images = torch.rand(len(labels), 1, 4, 4, generator=torch.Generator().manual_seed(1))
     g = torch.tensor(proposal) if proposal else torch.ones(len(labels))
     return Batch(images, torch.tensor(labels), g)
+
+
+def represented(embeddings: Tensor) -> Representation:
+    return Representation(embeddings, embeddings)
 
 
 def second_task(**settings: Any) -> CCLIS:
@@ -122,7 +126,7 @@ def test_prototypes_have_their_own_learning_rate() -> None:
 def kept(method: CCLIS, passes: list[Tensor], labels: Tensor, capacity: int) -> Any:
     calls = iter(passes)
     chance = torch.Generator().manual_seed(0)
-    return method.keep(labels, capacity, lambda: next(calls), chance)
+    return method.keep(labels, capacity, lambda: represented(next(calls)), chance)
 
 
 def test_scores_are_averaged_over_passes_and_normalised_over_the_visible() -> None:

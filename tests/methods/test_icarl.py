@@ -4,13 +4,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from cclis import load_benchmark
 from cclis.config import ICaRLConfig, make_config
 from cclis.engine.trainer import Trainer
 from cclis.exemplars import herding
 from cclis.methods import Batch, ICaRL
+from cclis.nn.network import Representation
 from tests.conftest import QUICK
 
 
@@ -45,11 +46,11 @@ def test_old_exemplars_are_cut_from_the_end_and_new_ones_herded() -> None:
     labels = torch.tensor([0, 0, 0, 1, 1, 1, *[2] * 9, *[3] * 9])
     features = torch.rand(24, 5, generator=torch.Generator().manual_seed(2))
 
-    def embed(*, augmented: bool = True) -> Tensor:
+    def represent(*, augmented: bool = True) -> Representation:
         assert not augmented
-        return features
+        return Representation(features, features)
 
-    kept = method.keep(labels, 9, embed, torch.Generator()).indices.tolist()
+    kept = method.keep(labels, 9, represent, torch.Generator()).indices.tolist()
     assert kept[:4] == [0, 1, 3, 4]
     assert kept[4:6] == [6 + i for i in herding(features[6:15], 2).tolist()]
     assert kept[6:] == [15 + i for i in herding(features[15:], 2).tolist()]

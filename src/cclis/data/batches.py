@@ -81,7 +81,8 @@ def draw_beside(
     keys = keys.masked_fill(torch.arange(keys.shape[2]) >= kept[:, None, None], -1.0)
     order = keys.topk(min(each, keys.shape[2]), dim=2).indices
     place = torch.arange(each) % kept.clamp(1, each)[:, None]
-    return order.gather(2, place[:, None].expand(-1, replays, -1)).flatten(1)
+    drawn = order.gather(2, place[:, None].expand(-1, replays, -1)).flatten(1)
+    return torch.where(kept[:, None] > 0, drawn, 0)
 
 
 def epoch(task: int, memory: int, how: Mix, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -188,17 +188,16 @@ def download(name: str, root: Path, progress: Progress = QUIET) -> Path:
     interrupted download goes on where it stopped.
     """
     archive = _archive(name)
+    there = _there(name, root)
+    if there is not None:
+        return there
     try:
         root.mkdir(parents=True, exist_ok=True)
         with _alone(root / f".{archive.filename}.lock", progress):
-            there = check(name, root)
-            if there.problem:
-                raise InputError(
-                    f"{there.problem}. Delete {there.where} and run the same command again to "
-                    "replace it"
-                )
-            if there.where:
-                return there.where
+            # Another process may have brought it meanwhile.
+            there = _there(name, root)
+            if there is not None:
+                return there
             path = _retrieve(archive, root, progress)
             return _unpack(path, root / archive.folder, progress)
     except OSError as error:
@@ -206,6 +205,15 @@ def download(name: str, root: Path, progress: Progress = QUIET) -> Path:
             f"could not write to {root} ({error.strerror or error}). Make room there, or choose "
             "another folder"
         ) from error
+
+
+def _there(name: str, root: Path) -> Path | None:
+    there = check(name, root)
+    if there.problem:
+        raise InputError(
+            f"{there.problem}. Delete {there.where} and run the same command again to replace it"
+        )
+    return there.where
 
 
 @contextmanager

@@ -30,7 +30,8 @@ def make_fabric(options: RunOptions) -> Fabric:
     on_gpu = gpu and options.device != "cpu"
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    torch.use_deterministic_algorithms(options.deterministic)
+    if options.deterministic:
+        torch.use_deterministic_algorithms(True)
     precision = options.precision
     if precision == "auto":
         precision = "bf16" if on_gpu else "fp32"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor
@@ -12,23 +10,10 @@ from cclis.config import Config
 from cclis.data.augment import CHANCES, augment, draw_chances, to_float
 from cclis.engine.compiling import compiled, compiled_augment, compiled_to_float, compiles
 from cclis.engine.feed import feed
-from cclis.nn.network import Network, evaluating
+from cclis.nn.network import Network, Representation, evaluating
 
 BATCH = 512
 """The paper's batch size: an encoder compiled for its teacher serves here as well."""
-
-
-@dataclass(frozen=True)
-class Representation:
-    """What the network makes of images.
-
-    Attributes:
-        features: Of the encoder, (N, F).
-        embeddings: On the unit sphere, (N, D).
-    """
-
-    features: Tensor
-    embeddings: Tensor
 
 
 class Inference:

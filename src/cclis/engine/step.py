@@ -29,7 +29,7 @@ class Step:
     rates, batch statistics, inputs) keeps its place in memory, and shapes do not change. The steps
     before the recording are ordinary steps of training, so nothing is run twice.
 
-    A loss or gradient that is not finite updates nothing, nor does any step after it.
+    A loss or gradient that is not finite updates no weight, nor does any step after it.
 
     Args:
         method: Whose losses to minimise.
@@ -47,9 +47,9 @@ class Step:
         self._graphed = compiling and fabric.device.type == "cuda"
         self._augment = compiled_augment if compiling else augment
         self._losses = compiled(method.losses, compiling)
-        self._bounding = compiled(method.bounds, compiling and method.bounded)
+        self._probes = compiled(method.probes, compiling and method.sees_gradients)
         self._loss = torch.zeros((), device=fabric.device)
-        self._bounds = torch.empty(0, device=fabric.device)
+        self._probed = torch.empty(0, device=fabric.device)
         self._number = torch.zeros((), dtype=torch.int64, device=fabric.device)
         self._failed = torch.full_like(self._number, NEVER)
         self.begin_task()
@@ -87,12 +87,12 @@ class Step:
                 the replayed samples.
         """
         results = self._losses_and_gradients(inputs)
-        if self._method.bounded:
-            # Outside the recording: what to follow is decided on the host.
+        if self._method.sees_gradients:
+            # Outside the recording: what to follow may be decided on the host.
             gradient = self._optimizer.gradient
-            if len(self._bounds):
-                gradient = self._method.project(gradient, self._bounds)
-            self._optimizer.follow(gradient)
+            steered = self._method.steer(gradient, self._probed)
+            if steered is not gradient:
+                self._optimizer.follow(steered)
             self._update()
         return results
 
@@ -121,13 +121,13 @@ class Step:
                 augmented = self._augment(images, self._config, chances)
             batch = Batch(augmented, labels, proposal, extras, self._sizes)
             losses = self._losses(batch)
-            bounds = self._bounding(batch)
+            probes = self._probes(batch)
         loss = torch.stack(list(losses.values())).sum()
         self._fabric.backward(loss)
         self._loss = loss.detach()
-        if self._method.bounded:
-            gradients = [self._optimizer.gradients_of(bound) for bound in bounds]
-            self._bounds = torch.stack(gradients) if gradients else loss.new_empty(0)
+        if self._method.sees_gradients:
+            gradients = [self._optimizer.gradients_of(probe) for probe in probes]
+            self._probed = torch.stack(gradients) if gradients else loss.new_empty(0)
         else:
             self._update()
         return {name: value.detach() for name, value in losses.items()}, batch.keep

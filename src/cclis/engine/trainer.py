@@ -28,12 +28,14 @@ from cclis.errors import InputError
 from cclis.exemplars import reservoir_slots
 from cclis.memory import Memory
 from cclis.methods import METHODS, Batch
-from cclis.nn.network import feature_dimension, make_encoder
+from cclis.nn.network import Representation, feature_dimension, make_encoder
 from cclis.progress import QUIET, Progress
 
 Record = dict[str, Any]
-GENERATORS = ("order", "augment", "replay")
+GENERATORS = ("order", "augment", "replay", "admit")
 """Those that go on from step to step; all other chance has a seed of its own for every task."""
+OF_THE_HOST = ("replay", "admit")
+"""What a memory replays and takes in is decided on the host, which knows how far it is filled."""
 OF_AN_EPOCH = ("order", "replay")
 """Those that are drawn from before an epoch, for all its steps."""
 
@@ -44,12 +46,10 @@ class Learned:
 
     Attributes:
         visible: The samples that heads are fitted to: the memory as it was, then the task.
-        images: How many images the steps went through, from where the trainer was restored.
         seconds: How long it took, scoring and selection included.
     """
 
     visible: ImageSet
-    images: int
     seconds: float
 
 
@@ -76,6 +76,9 @@ class Position:
 
 class Trainer:
     """Learns tasks by a method. After a task, its data may be deleted.
+
+    Attributes:
+        images: How many images its steps have gone through.
 
     Args:
         config: All settings.
@@ -109,10 +112,13 @@ class Trainer:
         self.memory = Memory(config.memory)
         self.inference = Inference(network, self.fabric, config)
         self.task_sizes: list[int] = []
+        self.images = 0
+        self._steps = 1
         self._position: Position | None = None
         self._generators = {
-            # What a memory replays is decided on the host, which knows how far it is filled.
-            name: generator("cpu" if name == "replay" else self.fabric.device, config.seed, name)
+            name: generator(
+                self.fabric.device if name not in OF_THE_HOST else "cpu", config.seed, name
+            )
             for name in GENERATORS
         }
         groups = self.method.parameter_groups()
@@ -180,15 +186,15 @@ class Trainer:
             self._make_room(self.method.seen + new_classes)
             self.method.begin_task(new_classes)
             self._position = Position(new_classes, self._drawn())
-        images = self._train(task, self._position, on_epoch, on_step)
+        self._train(task, self._position, on_epoch, on_step)
         on_trained()
         visible = self.memory.visible(task)
-        if not self.method.replays:
+        if not self.method.streams:
             self._refill(visible)
         self._position = None
         self.task_sizes.append(new_classes)
         seen = self.fitted_to(visible)
-        return Learned(seen, images, time.perf_counter() - started)
+        return Learned(seen, time.perf_counter() - started)
 
     def fitted_to(self, visible: ImageSet) -> ImageSet:
         """What heads are fitted to, of what was visible during a task that has been learned."""
@@ -201,7 +207,7 @@ class Trainer:
         position: Position,
         on_epoch: Callable[[Record], None],
         on_step: Callable[[], None],
-    ) -> int:
+    ) -> None:
         config, index = self.config, len(self.task_sizes)
         epochs = config.first_epochs if index == 0 and config.first_epochs else config.epochs
         how, sizes = self._mix(len(task))
@@ -209,6 +215,7 @@ class Trainer:
         schedule = Schedule(epochs, how.steps, config.warmup_epochs, constant)
         started, before = time.perf_counter(), position.done
         self._step.begin_task(before, sizes)
+        self._steps = how.steps
         self.method.network.train()
         with self._progress.bar(f"task {index + 1}  training", epochs * how.steps) as bar:
             bar.advance(before)
@@ -220,15 +227,17 @@ class Trainer:
                         so_far = position.totals.get(name)
                         # A recorded step writes its next losses to the same place.
                         position.totals[name] = value.clone() if so_far is None else so_far + value
-                    if self.method.replays:
-                        new = ImageSet(batch["images"][: how.task], batch["labels"][: how.task])
-                        self.memory.insert(slots, new, kept)
+                    if self.method.streams:
+                        self._take_in(batch, how.task, slots, kept)
                     position.step += 1
                     position.done += 1
+                    self.images += how.batch
                     bar.advance()
+                    if self.fabric.device.type == "cpu":
+                        self.stop_if_failed()
                     if position.step < how.steps:
                         on_step()
-                self._stop_if_failed(how, index)
+                self.stop_if_failed()
                 # Once an epoch the numbers come to the host; a step never waits for them.
                 means = {name: float(sum_) / how.steps for name, sum_ in position.totals.items()}
                 loss = sum(means.values())
@@ -247,7 +256,14 @@ class Trainer:
                 position.epoch, position.step, position.totals = position.epoch + 1, 0, {}
                 position.drawn = self._drawn()
                 on_step()
-        return (position.done - before) * how.batch
+
+    def _take_in(
+        self, batch: dict[str, Tensor], count: int, slots: Tensor, kept: dict[str, Tensor]
+    ) -> None:
+        """Let the method choose which of a step's new samples the memory takes in."""
+        new = ImageSet(batch["images"][:count], batch["labels"][:count])
+        slots, extras = self.method.admit(slots, self.memory, self._generators["admit"])
+        self.memory.insert(slots, new, {**kept, **extras})
 
     def _drawn(self) -> dict[str, Tensor]:
         return {name: self._generators[name].get_state() for name in OF_AN_EPOCH}
@@ -255,7 +271,7 @@ class Trainer:
     def _mix(self, samples: int) -> tuple[Mix, tuple[int, ...]]:
         """The mix of a batch, and the sizes of its parts where these are kept apart."""
         config = self.config
-        if self.method.bounded:
+        if self.method.by_task:
             how = mix_beside(samples, config.batch_size, len(self.memory))
             of_tasks = self._labels_by_task().bincount(minlength=len(self.task_sizes)).tolist()
             return how, (how.task, *(size for size in of_tasks if size))
@@ -276,8 +292,8 @@ class Trainer:
         slots = torch.empty(how.steps, 0, dtype=torch.int64)
         if self.method.replays:
             of_task, _ = epoch(len(task), 0, Mix(how.task, 0, how.steps), order)
-            of_memory, slots = self._streamed(how, self.memory.seen - position.step * how.task)
-        elif self.method.bounded:
+            of_memory, slots = self._beside(how, position)
+        elif self.method.by_task:
             of_task, _ = epoch(len(task), 0, Mix(how.task, 0, how.steps), order)
             of_memory = self._labels_by_task().argsort(stable=True).expand(how.steps, -1)
         else:
@@ -306,10 +322,18 @@ class Trainer:
         ends = torch.tensor(self.task_sizes, device=self.fabric.device).cumsum(dim=0)
         return torch.searchsorted(ends, self.memory.samples.labels, right=True)
 
-    def _streamed(self, how: Mix, seen: int) -> tuple[Tensor, Tensor]:
-        """For an epoch beside a stream: which samples are replayed, and where new ones go."""
-        chance, capacity = self._generators["replay"], self.memory.capacity
-        replayed = draw_beside(seen, capacity, how, self.method.replays, chance)
+    def _beside(self, how: Mix, position: Position) -> tuple[Tensor, Tensor]:
+        """For an epoch: which samples are replayed, and where a reservoir puts the new ones."""
+        chance, replays, capacity = (
+            self._generators["replay"],
+            self.method.replays,
+            len(self.memory),
+        )
+        if not self.method.streams:
+            replayed = draw_beside(capacity, capacity, how, replays, chance)
+            return replayed.to(self.fabric.device), torch.empty(how.steps, 0, dtype=torch.int64)
+        capacity, seen = self.memory.capacity, self.memory.seen - position.step * how.task
+        replayed = draw_beside(seen, capacity, how, replays, chance)
         slots = [
             reservoir_slots(seen + step * how.task, capacity, how.task, generator=chance)
             for step in range(how.steps)
@@ -334,14 +358,13 @@ class Trainer:
         chances = generator(self.fabric.device, seed, "score", index)
         with self._progress.bar(f"task {index + 1}  scoring", self.method.passes) as bar:
 
-            def embed(*, augmented: bool = True) -> Tensor:
+            def represent(*, augmented: bool = True) -> Representation:
                 bar.advance()
-                return self.inference(visible.images, chances if augmented else None).embeddings
+                return self.inference(visible.images, chances if augmented else None)
 
-            kept = self.method.keep(
-                visible.labels, self.memory.capacity, embed, generator("cpu", seed, "keep", index)
-            )
-        self.memory.replace(visible[kept.indices], kept.proposal)
+            chance = generator("cpu", seed, "keep", index)
+            kept = self.method.keep(visible.labels, self.memory.capacity, represent, chance)
+        self.memory.replace(visible[kept.indices], kept.proposal, kept.extras)
 
     def _make_room(self, classes: int) -> None:
         room = self.method.network.classes
@@ -406,12 +429,13 @@ class Trainer:
             return False
         return True
 
-    def _stop_if_failed(self, how: Mix, task: int) -> None:
-        failed = self._step.failed
+    def stop_if_failed(self) -> None:
+        """Refuse to go on if a step was not finite; on a GPU this waits for all steps so far."""
+        failed, steps = self._step.failed, self._steps
         if failed is not None:
             raise InputError(
-                f"the loss or its gradient was no longer finite in task {task + 1}, epoch "
-                f"{failed // how.steps + 1}, step {failed % how.steps + 1} of {how.steps} "
+                f"the loss or its gradient was no longer finite in task {len(self.task_sizes) + 1},"
+                f" epoch {failed // steps + 1}, step {failed % steps + 1} of {steps} "
                 f"(learning_rate {self.config.learning_rate:g}, precision "
                 f"{self.config.precision}); try a lower learning_rate"
             )
@@ -454,22 +478,22 @@ class Trainer:
         progress: Progress = QUIET,
     ) -> Trainer:
         """A trainer that goes on where `state` was taken, on any device."""
-        settings = dict(description["config"])
-        settings["device"] = device or settings["device"]
-        config = make_config(settings.pop("method"), settings)
-        height, width, channels = description["image_shape"]
-        trainer = cls(
-            config,
-            (height, width, channels),
-            description["classes"],
-            encoder=encoder,
-            progress=progress,
-        )
+        with as_input_errors():
+            settings = dict(description["config"])
+            settings["device"] = device or settings["device"]
+            config = make_config(settings.pop("method"), settings)
+            height, width, channels = description["image_shape"]
+            shape, classes = (int(height), int(width), int(channels)), int(description["classes"])
+        trainer = cls(config, shape, classes, encoder=encoder, progress=progress)
         trainer.restore(tensors, description)
         return trainer
 
     def restore(self, tensors: dict[str, Tensor], description: Record) -> None:
         """Take over the tensors of a `state` that belongs to the same settings."""
+        with as_input_errors():
+            self._restore(tensors, description)
+
+    def _restore(self, tensors: dict[str, Tensor], description: Record) -> None:
         here = {name: tensor.to(self.fabric.device) for name, tensor in tensors.items()}
         self._give_room(description["classes"])
         try:
@@ -494,6 +518,18 @@ class Trainer:
             seen = sum(self.task_sizes)
             self.method.count(seen, seen + position["classes"])
             self.method.load(under("method.", here))
+
+
+@contextmanager
+def as_input_errors() -> Iterator[None]:
+    """What a state of another making lacks, said as bad input."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        kind = type(error).__name__
+        raise InputError(f"not a state that this cclis wrote ({kind}: {error})") from None
 
 
 def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -14,8 +14,8 @@ from torch import Tensor
 from cclis.config import EvaluationOptions
 from cclis.data.images import ImageSet
 from cclis.engine.device import generator
-from cclis.engine.inference import Inference, Representation
-from cclis.nn.network import ClassifierNetwork, PrototypeNetwork
+from cclis.engine.inference import Inference
+from cclis.nn.network import ClassifierNetwork, PrototypeNetwork, Representation
 
 PROBE_MOMENTUM = 0.9
 PROBE_DECAY = 0.2
@@ -131,13 +131,17 @@ class View:
         layers = start.repeat(len(rates), 1, 1)
         momentum = torch.zeros_like(layers)
         learning_rates = torch.tensor(list(rates.values()), device=device)[:, None, None]
-        odds = 1 / visible.labels.bincount()[visible.labels].double()
+        counts = visible.labels.bincount()
+        by_class = visible.labels.argsort(stable=True)
+        present, first = counts.nonzero()[:, 0], counts.cumsum(dim=0) - counts
         batch = options.probe_batch_size
         draws = max(1, len(visible) // batch) * batch
         for epoch in range(options.probe_epochs):
             passed = sum(epoch >= share * options.probe_epochs for share in PROBE_MILESTONES)
             decayed = learning_rates * PROBE_DECAY**passed
-            drawn = torch.multinomial(odds, draws, replacement=True, generator=chance)
+            share = torch.rand(2, draws, generator=chance, device=device, dtype=torch.float64)
+            classes = present[(share[0] * len(present)).long()]
+            drawn = by_class[first[classes] + (share[1] * counts[classes]).long()]
             for block in torch.split(drawn, PROBE_BLOCK * batch):
                 chosen = visible[block]
                 features = self.inference(chosen.images, chance).features

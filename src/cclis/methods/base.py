@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from cclis.config import Config
-from cclis.nn.network import Network
+from cclis.memory import Memory
+from cclis.nn.network import Network, Representation
 from cclis.sampling import normalise, select
 
 ConfigT = TypeVar("ConfigT", bound=Config)
@@ -56,10 +57,12 @@ class Kept:
     Attributes:
         indices: Which ones, int64 (M,).
         proposal: Their g_k, (M,).
+        extras: What to keep with them, by name, (M, ...).
     """
 
     indices: Tensor
     proposal: Tensor
+    extras: dict[str, Tensor] = field(default_factory=dict)
 
 
 def random_choice(labels: Tensor, capacity: int, generator: torch.Generator) -> Kept:
@@ -93,23 +96,26 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
         seen: Classes of past tasks and the current one: 0..seen-1.
         old_classes: `old` as a tensor, which losses use so that compiled they serve every task.
         seen_classes: `seen` likewise.
-        passes: How often `keep` asks for embeddings.
-        replays: How many batches are replayed beside each of the task, drawn from a memory that is
-            filled while the task streams by; 0 refills it at the end of a task by `keep`, and mixes
-            what it holds with the task in proportion.
+        passes: How often `keep` asks what the network makes of the visible samples.
+        streams: Whether the memory is filled while a task streams by, by `admit`; otherwise it is
+            refilled at the end of a task, by `keep`.
+        replays: How many batches of the memory are replayed beside each of the task; 0 mixes what
+            it holds with the task in proportion.
+        by_task: Whether all of the memory is replayed beside each batch, in parts by past task.
         views: How often every sample of a batch comes up, augmented anew: (views · B) rows.
         judged_by_memory: Whether heads are fitted to the memory after the task alone.
-        bounded: Whether steps are bounded by what is kept of each past task: a batch then has the
-            whole memory as parts by task, and gradients go through `project`.
+        sees_gradients: Whether `steer` is shown the gradient of every step.
         joint: Whether all tasks are learned at once.
     """
 
     heads: tuple[str, ...]
     passes: int = 0
+    streams: bool = False
     replays: int = 0
+    by_task: bool = False
     views: int = 1
     judged_by_memory: bool = False
-    bounded: bool = False
+    sees_gradients: bool = False
     joint: bool = False
 
     def __init__(self, config: ConfigT, network: NetworkT):
@@ -143,24 +149,39 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """The terms of the loss by name; their sum is minimised."""
 
-    def bounds(self, batch: Batch) -> list[Tensor]:
-        """For `bounded` methods: losses of the past tasks, whose gradients bound the step."""
+    def probes(self, batch: Batch) -> list[Tensor]:
+        """For methods that see gradients: other losses whose gradients they want to see."""
         return []
 
-    def project(self, gradient: Tensor, bounds: Tensor) -> Tensor:
-        """For `bounded` methods: the gradient to follow.
+    def steer(self, gradient: Tensor, probes: Tensor) -> Tensor:
+        """For methods that see gradients: the gradient to follow.
 
         Args:
             gradient: Of the loss, (P,).
-            bounds: Of each of `bounds`, (T, P).
+            probes: Of each of `probes`, (T, P).
         """
         return gradient
+
+    def admit(
+        self, slots: Tensor, memory: Memory, generator: torch.Generator
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """For methods that stream: where the task's samples of a step go; to a reservoir.
+
+        Args:
+            slots: Where a reservoir puts each of them, or -1 for nowhere, (N,) on the CPU.
+            memory: As it is before them.
+            generator: Source of randomness, on the CPU.
+
+        Returns:
+            The slots to use, and what to keep with the samples, by name, (N, ...).
+        """
+        return slots, {}
 
     def keep(
         self,
         labels: Tensor,
         capacity: int,
-        embed: Callable[..., Tensor],
+        represent: Callable[..., Representation],
         generator: torch.Generator,
     ) -> Kept:
         """Choose at most `capacity` of the visible samples at the end of a task; none by default.
@@ -168,8 +189,8 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
         Args:
             labels: Classes of the visible samples, (N,).
             capacity: How many may be kept.
-            embed: Gives their embeddings (N, D) under a fresh augmentation at every call, or as
-                they are with `augmented=False`.
+            represent: What the network makes of them under a fresh augmentation at every call, or
+                as they are with `augmented=False`.
             generator: Source of randomness.
         """
         return Kept(labels.new_empty(0), torch.empty(0, device=labels.device))

@@ -11,7 +11,7 @@ from cclis.config import CCLISConfig
 from cclis.losses import prd, sample_nce
 from cclis.methods.base import Batch, Kept, ParameterGroup
 from cclis.methods.teacher import TeacherMethod
-from cclis.nn.network import PrototypeNetwork
+from cclis.nn.network import PrototypeNetwork, Representation
 from cclis.sampling import log_scores, normalise, select
 
 NEVER = -1e4
@@ -67,13 +67,13 @@ class CCLIS(TeacherMethod[CCLISConfig, PrototypeNetwork]):
         self,
         labels: Tensor,
         capacity: int,
-        embed: Callable[..., Tensor],
+        represent: Callable[..., Representation],
         generator: torch.Generator,
     ) -> Kept:
         """Score every visible sample (Eq. 12) and draw class by class with these odds."""
         scores = torch.zeros(len(labels), device=labels.device)
         if self.passes:
-            passes = [self._score(embed(), labels) for _ in range(self.passes)]
+            passes = [self._score(represent().embeddings, labels) for _ in range(self.passes)]
             scores = torch.stack(passes).logsumexp(dim=0)
         proposal = normalise(scores, labels)
         indices = select(proposal, labels, capacity, generator=generator)

@@ -11,7 +11,7 @@ from cclis.config import Co2LConfig
 from cclis.losses import ird, supcon
 from cclis.methods.base import Batch, Kept, random_choice
 from cclis.methods.teacher import TeacherMethod
-from cclis.nn.network import ProjectionNetwork
+from cclis.nn.network import ProjectionNetwork, Representation
 
 BASE_TEMPERATURE = 0.07
 """The authors scale the contrast by τ over this; their learning rates and λ rely on it."""
@@ -52,7 +52,7 @@ class Co2L(TeacherMethod[Co2LConfig, ProjectionNetwork]):
         self,
         labels: Tensor,
         capacity: int,
-        embed: Callable[..., Tensor],
+        represent: Callable[..., Representation],
         generator: torch.Generator,
     ) -> Kept:
         """Samples at random, as many of every class."""

@@ -33,6 +33,7 @@ class DarkReplay(ClassifierMethod[ConfigT]):
 class DER(DarkReplay[DERConfig]):
     """Logits are matched (Eq. 5)."""
 
+    streams = True
     replays = 1
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
@@ -46,6 +47,7 @@ class DER(DarkReplay[DERConfig]):
 class DERPP(DarkReplay[DERPPConfig]):
     """Logits are matched, and of other replayed samples the labels (Eq. 6)."""
 
+    streams = True
     replays = 2
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from cclis.methods.classifier import ClassifierMethod, weighted_cross_entropy
 class ER(ClassifierMethod[ERConfig]):
     """Cross-entropy on the task's batch joined with one from the memory."""
 
+    streams = True
     replays = 1
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:

@@ -12,32 +12,36 @@ from cclis.config import GEMConfig
 from cclis.gradients import project
 from cclis.methods.base import Batch, Kept, random_choice
 from cclis.methods.classifier import ClassifierMethod
+from cclis.nn.network import Representation
 
 
 class GEM(ClassifierMethod[GEMConfig]):
     """No step may raise the loss on what is kept of any past task."""
 
-    bounded = True
+    by_task = True
+    sees_gradients = True
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Cross-entropy of the task's samples."""
         now = batch.part(0)
         return {"cross_entropy": F.cross_entropy(self.network.logits(now.images), now.labels)}
 
-    def bounds(self, batch: Batch) -> list[Tensor]:
+    def probes(self, batch: Batch) -> list[Tensor]:
         """Cross-entropy of the samples of each past task."""
         past = [batch.part(task) for task in range(1, len(batch.sizes))]
         return [F.cross_entropy(self.network.logits(p.images), p.labels) for p in past]
 
-    def project(self, gradient: Tensor, bounds: Tensor) -> Tensor:
+    def steer(self, gradient: Tensor, probes: Tensor) -> Tensor:
         """The nearest gradient that agrees with those of all past tasks (Eq. 8)."""
-        return project(gradient, bounds, margin=self.config.memory_strength)
+        if not len(probes):
+            return gradient
+        return project(gradient, probes, margin=self.config.memory_strength)
 
     def keep(
         self,
         labels: Tensor,
         capacity: int,
-        embed: Callable[..., Tensor],
+        represent: Callable[..., Representation],
         generator: torch.Generator,
     ) -> Kept:
         """Samples at random, as many of every class."""

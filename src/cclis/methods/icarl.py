@@ -13,7 +13,7 @@ from cclis.losses import icarl_loss
 from cclis.methods.base import Batch, Kept
 from cclis.methods.classifier import ClassifierMethod
 from cclis.methods.teacher import TeacherMethod
-from cclis.nn.network import ClassifierNetwork
+from cclis.nn.network import ClassifierNetwork, Representation
 
 
 class ICaRL(TeacherMethod[ICaRLConfig, ClassifierNetwork], ClassifierMethod[ICaRLConfig]):
@@ -43,12 +43,12 @@ class ICaRL(TeacherMethod[ICaRLConfig, ClassifierNetwork], ClassifierMethod[ICaR
         self,
         labels: Tensor,
         capacity: int,
-        embed: Callable[..., Tensor],
+        represent: Callable[..., Representation],
         generator: torch.Generator,
     ) -> Kept:
         """The same number of every class: the first exemplars of old ones, herding for new ones."""
         quota = capacity // self.seen
-        features = embed(augmented=False)
+        features = represent(augmented=False).embeddings
         chosen = []
         for label in range(self.seen):
             of_class = (labels == label).nonzero()[:, 0]

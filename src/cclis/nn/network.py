@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +49,19 @@ def feature_dimension(encoder: nn.Module, image_shape: tuple[int, int, int]) -> 
             f"{found}"
         )
     return features.shape[1]
+
+
+@dataclass(frozen=True)
+class Representation:
+    """What a network makes of images.
+
+    Attributes:
+        features: Of the encoder, (N, F).
+        embeddings: On the unit sphere, (N, D).
+    """
+
+    features: Tensor
+    embeddings: Tensor
 
 
 @contextmanager
