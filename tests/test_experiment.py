@@ -42,14 +42,25 @@ def test_cclis_learns_digits_without_forgetting(tmp_path) -> None:
     assert max(head["forgetting"] for head in result["class_il"].values()) <= 5
 
 
-@pytest.mark.parametrize("method", ["co2l", "der", "derpp", "er", "icarl"])
-def test_every_baseline_learns_digits_far_better_than_fine_tuning(method: str, tmp_path) -> None:
-    settings = read_yaml(recipe_path(f"split-digits/{method}-100"))
+@pytest.mark.parametrize(
+    ("method", "least"),
+    [
+        *[("co2l", 85), ("der", 75), ("derpp", 75), ("er", 75), ("gcr", 80), ("gem", 70)],
+        # Made for one pass over the stream, in which little is learned.
+        *[("gss", 45), ("icarl", 85), ("joint", 95)],
+    ],
+)
+def test_every_baseline_learns_digits_better_than_fine_tuning(
+    method: str, least: float, tmp_path: Path
+) -> None:
+    memory = 0 if method == "joint" else 100
+    settings = read_yaml(recipe_path(f"split-digits/{method}-{memory}"))
     config = make_config(settings.pop("method"), {**settings, "output": str(tmp_path / "run")})
-    result = train(config).result
+    done = train(config)
     # Fine-tuning ends at 20 %: the last task alone.
-    assert min(head["accuracy"] for head in result["class_il"].values()) >= 70
-    assert min(head["accuracy"] for head in result["task_il"].values()) >= 95
+    assert min(head["accuracy"] for head in done.result["class_il"].values()) >= least
+    assert min(head["accuracy"] for head in done.result["task_il"].values()) >= 85
+    assert numbers(reevaluate(done)) == numbers(done.result)
 
 
 def test_finetune_forgets(tmp_path) -> None:

@@ -66,7 +66,7 @@ class RunOptions(Options):
     """The run itself."""
 
     method: str = "cclis"
-    """How to learn it: cclis, co2l, er, icarl, der, derpp, gem, finetune, joint."""
+    """How to learn it: cclis, co2l, er, icarl, der, derpp, gcr, gem, gss, finetune, joint."""
     memory: int = 200
     """How many samples of past tasks may be kept."""
     seed: int = 0
@@ -300,7 +300,7 @@ class GEMConfig(GEMOptions, ClassifierConfig):
 
 @dataclass(frozen=True)
 class DEROptions(Options):
-    """The methods der and derpp."""
+    """The methods der, derpp and gcr."""
 
     logit_weight: float = 0.3
     """α: weight of the distance from stored logits."""
@@ -315,8 +315,16 @@ class DERConfig(DEROptions, StreamReplayOptions, ClassifierConfig):
 
 
 @dataclass(frozen=True)
+class GSSConfig(StreamReplayOptions, ClassifierConfig):
+    """Settings of `gss`."""
+
+    method: str = "gss"
+    learning_rate: float = 0.03
+
+
+@dataclass(frozen=True)
 class DERPPOptions(Options):
-    """The method derpp."""
+    """The methods derpp and gcr."""
 
     label_weight: float = 0.5
     """β: weight of the cross-entropy of replayed labels."""
@@ -328,6 +336,23 @@ class DERPPConfig(DERPPOptions, DERConfig):
 
     method: str = "derpp"
     logit_weight: float = 0.1
+
+
+@dataclass(frozen=True)
+class GCROptions(Options):
+    """The method gcr."""
+
+    candidates: int = 1000
+    """Samples of a task, at random, that its coreset is chosen from."""
+    weight_ridge: float = 0.5
+    """Price of large weights in the coreset."""
+
+
+@dataclass(frozen=True)
+class GCRConfig(GCROptions, DERPPConfig):
+    """Settings of `gcr`."""
+
+    method: str = "gcr"
 
 
 @dataclass(frozen=True)
@@ -373,20 +398,22 @@ CONFIGS: dict[str, type[Config]] = {
     "icarl": ICaRLConfig,
     "der": DERConfig,
     "derpp": DERPPConfig,
+    "gcr": GCRConfig,
     "gem": GEMConfig,
+    "gss": GSSConfig,
     "finetune": FinetuneConfig,
     "joint": JointConfig,
 }
 
 _AT_LEAST_ONE = {
     "epochs", "first_epochs", "width", "embedding", "image_size", "tasks",
-    "limit", "threads", "replay_batch_size",
+    "limit", "threads", "replay_batch_size", "candidates",
     "probe_epochs", "probe_batch_size", "mean_passes", "score_passes",
 }  # fmt: skip
 _NOT_NEGATIVE = {
     "memory", "seed", "padding", "momentum", "weight_decay", "warmup_epochs", "distill_weight",
     "class_order", "checkpoint_minutes", "logit_weight", "label_weight",
-    "memory_strength",
+    "memory_strength", "weight_ridge",
 }  # fmt: skip
 _POSITIVE = {
     "learning_rate", "probe_learning_rate", "paper_probe_learning_rate", "prototype_learning_rate",

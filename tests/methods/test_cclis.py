@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from cclis.config import CCLISConfig
 from cclis.losses import prd, sample_nce
-from cclis.methods import CCLIS, Batch
+from cclis.methods import CCLIS, Batch, Visible
 from cclis.nn.network import PrototypeNetwork, Representation
 
 
@@ -126,7 +126,7 @@ def test_prototypes_have_their_own_learning_rate() -> None:
 def kept(method: CCLIS, passes: list[Tensor], labels: Tensor, capacity: int) -> Any:
     calls = iter(passes)
     chance = torch.Generator().manual_seed(0)
-    return method.keep(labels, capacity, lambda: represented(next(calls)), chance)
+    return method.keep(Visible(labels, lambda: represented(next(calls))), capacity, chance)
 
 
 def test_scores_are_averaged_over_passes_and_normalised_over_the_visible() -> None:

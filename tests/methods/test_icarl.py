@@ -10,7 +10,7 @@ from cclis import load_benchmark
 from cclis.config import ICaRLConfig, make_config
 from cclis.engine.trainer import Trainer
 from cclis.exemplars import herding
-from cclis.methods import Batch, ICaRL
+from cclis.methods import Batch, ICaRL, Visible
 from cclis.nn.network import Representation
 from tests.conftest import QUICK
 
@@ -50,7 +50,7 @@ def test_old_exemplars_are_cut_from_the_end_and_new_ones_herded() -> None:
         assert not augmented
         return Representation(features, features)
 
-    kept = method.keep(labels, 9, represent, torch.Generator()).indices.tolist()
+    kept = method.keep(Visible(labels, represent), 9, torch.Generator()).indices.tolist()
     assert kept[:4] == [0, 1, 3, 4]
     assert kept[4:6] == [6 + i for i in herding(features[6:15], 2).tolist()]
     assert kept[6:] == [15 + i for i in herding(features[15:], 2).tolist()]

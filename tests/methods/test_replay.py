@@ -109,7 +109,7 @@ def test_logits_are_those_of_the_moment_of_storing(monkeypatch) -> None:
     assert not torch.allclose(kept, now, atol=0.1)
 
 
-@pytest.mark.parametrize("name", ["er", "der", "derpp", "icarl", "co2l"])
+@pytest.mark.parametrize("name", ["er", "der", "derpp", "icarl", "co2l", "gem", "gss", "gcr"])
 @pytest.mark.parametrize(("index", "steps"), [(0, 1), (0, 7), (1, 3), (1, 13)])
 def test_a_state_from_the_middle_of_a_task_goes_on_exactly(
     name: str, index: int, steps: int

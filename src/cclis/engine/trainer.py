@@ -27,7 +27,7 @@ from cclis.engine.step import Step
 from cclis.errors import InputError
 from cclis.exemplars import reservoir_slots
 from cclis.memory import Memory
-from cclis.methods import METHODS, Batch
+from cclis.methods import METHODS, Batch, Visible
 from cclis.nn.network import Representation, feature_dimension, make_encoder
 from cclis.progress import QUIET, Progress
 
@@ -363,7 +363,8 @@ class Trainer:
                 return self.inference(visible.images, chances if augmented else None)
 
             chance = generator("cpu", seed, "keep", index)
-            kept = self.method.keep(visible.labels, self.memory.capacity, represent, chance)
+            choice = Visible(visible.labels, represent, self.memory.extras)
+            kept = self.method.keep(choice, self.memory.capacity, chance)
         self.memory.replace(visible[kept.indices], kept.proposal, kept.extras)
 
     def _make_room(self, classes: int) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from cclis.methods.base import Batch, Kept, Method, ParameterGroup
+from cclis.methods.base import Batch, Kept, Method, ParameterGroup, Visible
 from cclis.methods.cclis import CCLIS
 from cclis.methods.co2l import Co2L
 from cclis.methods.der import DER, DERPP
 from cclis.methods.er import ER
 from cclis.methods.finetune import Finetune
+from cclis.methods.gcr import GCR
 from cclis.methods.gem import GEM
+from cclis.methods.gss import GSS
 from cclis.methods.icarl import ICaRL
 from cclis.methods.joint import Joint
 
@@ -21,7 +23,9 @@ METHODS: dict[str, type[Method[Any, Any]]] = {
     "icarl": ICaRL,
     "der": DER,
     "derpp": DERPP,
+    "gcr": GCR,
     "gem": GEM,
+    "gss": GSS,
     "finetune": Finetune,
     "joint": Joint,
 }
@@ -31,7 +35,9 @@ __all__ = [
     "DER",
     "DERPP",
     "ER",
+    "GCR",
     "GEM",
+    "GSS",
     "METHODS",
     "Batch",
     "Co2L",
@@ -41,4 +47,5 @@ __all__ = [
     "Kept",
     "Method",
     "ParameterGroup",
+    "Visible",
 ]

@@ -51,6 +51,22 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class Visible:
+    """What there is to choose from at the end of a task: the memory as it was, then the task.
+
+    Attributes:
+        labels: Classes of the samples, (N,).
+        represent: What the network makes of them under a fresh augmentation at every call, or as
+            they are with `augmented=False`.
+        extras: What was kept with those of the memory, by name, (M, ...).
+    """
+
+    labels: Tensor
+    represent: Callable[..., Representation]
+    extras: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Kept:
     """What a method wants to keep of the visible samples.
 
@@ -177,22 +193,15 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
         """
         return slots, {}
 
-    def keep(
-        self,
-        labels: Tensor,
-        capacity: int,
-        represent: Callable[..., Representation],
-        generator: torch.Generator,
-    ) -> Kept:
+    def keep(self, visible: Visible, capacity: int, generator: torch.Generator) -> Kept:
         """Choose at most `capacity` of the visible samples at the end of a task; none by default.
 
         Args:
-            labels: Classes of the visible samples, (N,).
+            visible: The samples to choose from.
             capacity: How many may be kept.
-            represent: What the network makes of them under a fresh augmentation at every call, or
-                as they are with `augmented=False`.
-            generator: Source of randomness.
+            generator: Source of randomness, on the CPU.
         """
+        labels = visible.labels
         return Kept(labels.new_empty(0), torch.empty(0, device=labels.device))
 
     def blank_extras(self, count: int) -> dict[str, Tensor]:

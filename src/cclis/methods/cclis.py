@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
 from cclis.config import CCLISConfig
 from cclis.losses import prd, sample_nce
-from cclis.methods.base import Batch, Kept, ParameterGroup
+from cclis.methods.base import Batch, Kept, ParameterGroup, Visible
 from cclis.methods.teacher import TeacherMethod
-from cclis.nn.network import PrototypeNetwork, Representation
+from cclis.nn.network import PrototypeNetwork
 from cclis.sampling import log_scores, normalise, select
 
 NEVER = -1e4
@@ -63,17 +61,14 @@ class CCLIS(TeacherMethod[CCLISConfig, PrototypeNetwork]):
             )
         return terms
 
-    def keep(
-        self,
-        labels: Tensor,
-        capacity: int,
-        represent: Callable[..., Representation],
-        generator: torch.Generator,
-    ) -> Kept:
+    def keep(self, visible: Visible, capacity: int, generator: torch.Generator) -> Kept:
         """Score every visible sample (Eq. 12) and draw class by class with these odds."""
+        labels = visible.labels
         scores = torch.zeros(len(labels), device=labels.device)
         if self.passes:
-            passes = [self._score(represent().embeddings, labels) for _ in range(self.passes)]
+            passes = [
+                self._score(visible.represent().embeddings, labels) for _ in range(self.passes)
+            ]
             scores = torch.stack(passes).logsumexp(dim=0)
         proposal = normalise(scores, labels)
         indices = select(proposal, labels, capacity, generator=generator)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -23,7 +24,11 @@ class ClassifierMethod(Method[ConfigT, ClassifierNetwork]):
         return ClassifierNetwork(encoder, channels, features, classes)
 
 
+def weighted_mean(cost: Tensor, weight: Tensor) -> Tensor:
+    """Mean of the samples' costs (B,) under weights (B,); 0 where all weights are."""
+    return (weight * cost).sum() / weight.sum().clamp_min(torch.finfo(weight.dtype).tiny)
+
+
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
-    """Mean cross-entropy over samples weighted by `weight` (B,); 0 where all weights are."""
-    cost = F.cross_entropy(logits, labels, reduction="none")
-    return (weight * cost).sum() / weight.sum().clamp_min(1)
+    """Mean cross-entropy of samples under weights (B,); 0 where all weights are."""
+    return weighted_mean(F.cross_entropy(logits, labels, reduction="none"), weight)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
 from cclis.config import Co2LConfig
 from cclis.losses import ird, supcon
-from cclis.methods.base import Batch, Kept, random_choice
+from cclis.methods.base import Batch, Kept, Visible, random_choice
 from cclis.methods.teacher import TeacherMethod
-from cclis.nn.network import ProjectionNetwork, Representation
+from cclis.nn.network import ProjectionNetwork
 
 BASE_TEMPERATURE = 0.07
 """The authors scale the contrast by τ over this; their learning rates and λ rely on it."""
@@ -48,12 +46,6 @@ class Co2L(TeacherMethod[Co2LConfig, ProjectionNetwork]):
             )
         return terms
 
-    def keep(
-        self,
-        labels: Tensor,
-        capacity: int,
-        represent: Callable[..., Representation],
-        generator: torch.Generator,
-    ) -> Kept:
+    def keep(self, visible: Visible, capacity: int, generator: torch.Generator) -> Kept:
         """Samples at random, as many of every class."""
-        return random_choice(labels, capacity, generator)
+        return random_choice(visible.labels, capacity, generator)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from cclis.config import GEMConfig
 from cclis.gradients import project
-from cclis.methods.base import Batch, Kept, random_choice
+from cclis.methods.base import Batch, Kept, Visible, random_choice
 from cclis.methods.classifier import ClassifierMethod
-from cclis.nn.network import Representation
 
 
 class GEM(ClassifierMethod[GEMConfig]):
@@ -37,12 +34,6 @@ class GEM(ClassifierMethod[GEMConfig]):
             return gradient
         return project(gradient, probes, margin=self.config.memory_strength)
 
-    def keep(
-        self,
-        labels: Tensor,
-        capacity: int,
-        represent: Callable[..., Representation],
-        generator: torch.Generator,
-    ) -> Kept:
+    def keep(self, visible: Visible, capacity: int, generator: torch.Generator) -> Kept:
         """Samples at random, as many of every class."""
-        return random_choice(labels, capacity, generator)
+        return random_choice(visible.labels, capacity, generator)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from cclis.config import ICaRLConfig
 from cclis.exemplars import herding
 from cclis.losses import icarl_loss
-from cclis.methods.base import Batch, Kept
+from cclis.methods.base import Batch, Kept, Visible
 from cclis.methods.classifier import ClassifierMethod
 from cclis.methods.teacher import TeacherMethod
-from cclis.nn.network import ClassifierNetwork, Representation
+from cclis.nn.network import ClassifierNetwork
 
 
 class ICaRL(TeacherMethod[ICaRLConfig, ClassifierNetwork], ClassifierMethod[ICaRLConfig]):
@@ -39,16 +37,10 @@ class ICaRL(TeacherMethod[ICaRLConfig, ClassifierNetwork], ClassifierMethod[ICaR
         )
         return {"cross_entropy": loss}
 
-    def keep(
-        self,
-        labels: Tensor,
-        capacity: int,
-        represent: Callable[..., Representation],
-        generator: torch.Generator,
-    ) -> Kept:
+    def keep(self, visible: Visible, capacity: int, generator: torch.Generator) -> Kept:
         """The same number of every class: the first exemplars of old ones, herding for new ones."""
-        quota = capacity // self.seen
-        features = represent(augmented=False).embeddings
+        labels, quota = visible.labels, capacity // self.seen
+        features = visible.represent(augmented=False).embeddings
         chosen = []
         for label in range(self.seen):
             of_class = (labels == label).nonzero()[:, 0]

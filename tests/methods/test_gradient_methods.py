@@ -1,0 +1,210 @@
+"""Methods that look at gradients: GEM, GSS, GCR."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cclis import load_benchmark
+from cclis.config import CONFIGS, make_config
+from cclis.data.images import ImageSet
+from cclis.engine.trainer import Trainer
+from cclis.gradients import max_cosine
+from cclis.memory import Memory
+from cclis.methods import METHODS, Batch, Visible
+from cclis.nn.network import Representation
+from tests.conftest import QUICK
+
+SHAPE = (8, 8, 1)
+
+
+def method(name: str, **settings: Any) -> Any:
+    torch.manual_seed(0)
+    config = CONFIGS[name](**settings)
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(16, 5))
+    return METHODS[name](config, METHODS[name].make_network(config, encoder, 1, 5, classes=6))
+
+
+def trainer(name: str, **settings: Any) -> Trainer:
+    quick = {k: v for k, v in QUICK.items() if k != "score_passes"}
+    config = make_config(name, {**quick, "memory": 20, "padding": 1, "batch_size": 16, **settings})
+    return Trainer(config, SHAPE, 10)
+
+
+def batch(sizes: tuple[int, ...], **extras: Tensor) -> Batch:
+    chance = torch.Generator().manual_seed(1)
+    rows = sum(sizes)
+    images = torch.rand(rows, 1, 4, 4, generator=chance)
+    labels = torch.randint(0, 4, (rows,), generator=chance)
+    proposal = torch.tensor([-1.0] * sizes[0] + [1.0] * (rows - sizes[0]))
+    return Batch(images, labels, proposal, extras, sizes)
+
+
+# ---------------------------------------------------------------------------------------- GEM
+
+
+def test_gem_is_bounded_by_each_past_task() -> None:
+    gem, some = method("gem"), batch((4, 3, 2))
+    logits = gem.network.logits(some.images)
+    (loss,) = gem.losses(some).values()
+    torch.testing.assert_close(loss, F.cross_entropy(logits[:4], some.labels[:4]))
+    first, second = gem.probes(some)
+    torch.testing.assert_close(first, F.cross_entropy(logits[4:7], some.labels[4:7]))
+    torch.testing.assert_close(second, F.cross_entropy(logits[7:], some.labels[7:]))
+
+
+def test_no_step_of_gem_goes_against_a_past_task(monkeypatch) -> None:
+    some = trainer("gem", learning_rate=0.1, memory_strength=0.0)
+    digits = load_benchmark("split-digits", limit=40)
+    seen: list[tuple[Tensor, Tensor, Tensor]] = []
+    steer = some.method.steer
+
+    def watched(gradient: Tensor, probes: Tensor) -> Tensor:
+        followed = steer(gradient, probes)
+        if len(probes):
+            seen.append((gradient.clone(), probes.clone(), followed.clone()))
+        return followed
+
+    monkeypatch.setattr(some.method, "steer", watched)
+    update = some._optimizer._sgd.step
+    applied: list[Tensor] = []
+    monkeypatch.setattr(
+        some._optimizer._sgd, "step", lambda: (applied.append(some._optimizer.gradient), update())
+    )
+    for index in range(3):
+        some.learn(digits[index].train, 2)
+    assert {len(probes) for _, probes, _ in seen} == {1, 2}
+    harmful = sum(bool((probes @ g < 0).any()) for g, probes, _ in seen)
+    assert harmful > 3
+    for gradient, probes, followed in seen:
+        cosine = probes @ followed / (probes.norm(dim=1) * followed.norm() + 1e-12)
+        assert float(cosine.min()) > -1e-4
+        if not bool((probes @ gradient < 0).any()):
+            assert torch.equal(gradient, followed)
+    # What the weights were updated by is what was chosen.
+    for (_, _, followed), used in zip(seen, applied[-len(seen) :], strict=True):
+        torch.testing.assert_close(used, followed)
+
+
+def test_gem_sees_all_of_its_memory_task_by_task(monkeypatch) -> None:
+    some = trainer("gem", memory=21)
+    digits = load_benchmark("split-digits", limit=40)
+    sizes = []
+    losses = some._step._losses
+
+    def recorded(now: Batch) -> dict[str, Tensor]:
+        sizes.append(now.sizes)
+        for part in range(1, len(now.sizes)):
+            tasks = now.part(part).labels // 2
+            assert bool((tasks == part - 1).all())
+        return losses(now)
+
+    monkeypatch.setattr(some._step, "_losses", recorded)
+    for index in range(3):
+        some.learn(digits[index].train, 2)
+    assert {len(s) for s in sizes} == {1, 2, 3}
+    assert {sum(s[1:]) for s in sizes if len(s) > 1} == {21}
+
+
+# ---------------------------------------------------------------------------------------- GSS
+
+
+def test_gss_scores_a_batch_by_its_gradient() -> None:
+    gss, some = method("gss"), batch((4, 3, 3))
+    logits = gss.network.logits(some.images[:7])
+    (loss,) = gss.losses(some).values()
+    torch.testing.assert_close(loss, F.cross_entropy(logits, some.labels[:7]))
+    gradients = []
+    for probe in gss.probes(some):
+        found = torch.autograd.grad(probe, list(gss.network.parameters()))
+        gradients.append(torch.cat([g.flatten() for g in found]))
+    vectors = torch.stack(gradients)
+    followed = torch.ones(7)
+    assert gss.steer(followed, vectors) is followed
+    cosine = F.cosine_similarity(vectors[0], vectors[1], dim=0)
+    torch.testing.assert_close(gss.score, cosine + 1, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(gss.score, max_cosine(vectors[:1], vectors[1:])[0])
+
+
+def test_gss_fills_its_memory_and_then_replaces_by_score() -> None:
+    gss, memory, chance = method("gss"), Memory(4), torch.Generator().manual_seed(0)
+
+    def offer(slots: list[int], score: float) -> list[int]:
+        gss.score = torch.tensor(score)
+        found, extras = gss.admit(torch.tensor(slots), memory, chance)
+        samples = ImageSet(torch.zeros(2, 4, 4, 1, dtype=torch.uint8), torch.tensor([0, 1]))
+        memory.insert(found, samples, extras)
+        return found.tolist()
+
+    assert offer([0, 1], 1.7) == [0, 1]
+    assert memory.extras["score"].tolist() == pytest.approx([0.1, 0.1])  # nothing to compare with
+    assert offer([2, 3], 1.7) == [2, 3]
+    assert memory.extras["score"].tolist() == pytest.approx([0.1, 0.1, 1.7, 1.7])
+    # Full: a batch that points the same way is never taken in, an opposite one often.
+    assert all(offer([0, 1], 1.2) == [-1, -1] for _ in range(20))
+    taken = [offer([-1, -1], 0.01) for _ in range(20)]
+    assert any(slot >= 0 for slots in taken for slot in slots)
+
+
+# ---------------------------------------------------------------------------------------- GCR
+
+
+def test_gcr_weighs_what_it_replays() -> None:
+    chance = torch.Generator().manual_seed(3)
+    logits, weight = torch.rand(6, 6, generator=chance), torch.rand(6, generator=chance)
+    gcr = method("gcr", logit_weight=0.7, label_weight=0.4)
+    some = batch((4, 3, 3), logits=logits, weight=weight)
+    out = gcr.network.logits(some.images)
+    found = gcr.losses(some)
+    torch.testing.assert_close(found["cross_entropy"], F.cross_entropy(out[:4], some.labels[:4]))
+    squared = [weight[i] * F.mse_loss(out[4 + i], logits[i]) for i in range(3)]
+    expected = 0.7 * torch.stack(squared).sum() / weight[:3].sum()
+    torch.testing.assert_close(found["logits"], expected)
+    cost = [weight[i] * F.cross_entropy(out[4 + i], some.labels[4 + i]) for i in range(3, 6)]
+    expected = 0.4 * torch.stack(cost).sum() / weight[3:].sum()
+    torch.testing.assert_close(found["labels"], expected)
+
+
+def test_the_coreset_is_balanced_weighted_and_keeps_old_logits() -> None:
+    gcr = method("gcr", candidates=20)
+    gcr.count(2, 4)
+    chance = torch.Generator().manual_seed(4)
+    labels = torch.tensor([0] * 5 + [1] * 5 + [2] * 30 + [3] * 30)
+    features = torch.rand(70, 5, generator=chance)
+    stored = torch.rand(10, 6, generator=chance)
+    visible = Visible(
+        labels, lambda augmented: Representation(features, features), {"logits": stored}
+    )
+    kept = gcr.keep(visible, 12, torch.Generator().manual_seed(5))
+    assert labels[kept.indices].bincount().tolist() == [3, 3, 3, 3]
+    assert bool((kept.extras["weight"] > 0).all())
+    for label in range(4):
+        of_class = labels[kept.indices] == label
+        assert float(kept.extras["weight"][of_class].mean()) == pytest.approx(1, rel=1e-4)
+    now = gcr.network.classifier(features).detach()
+    for row, index in enumerate(kept.indices.tolist()):
+        expected = stored[index] if index < 10 else now[index]
+        torch.testing.assert_close(kept.extras["logits"][row], expected)
+
+
+def test_the_coresets_gradient_points_where_that_of_all_does() -> None:
+    torch.manual_seed(0)
+    config = CONFIGS["gcr"]()
+    gcr = METHODS["gcr"](config, METHODS["gcr"].make_network(config, nn.Flatten(), 1, 64, 4))
+    gcr.count(0, 2)
+    features = torch.randn(60, 64, generator=torch.Generator().manual_seed(6)).relu()
+    chosen, weight = gcr._coreset(features, torch.ones(60), 0, 6)
+    error = gcr.network.classifier(features).detach()[:, :2].softmax(dim=1)
+    error = error - torch.tensor([1.0, 0.0])
+    gradients = (error[:, :, None] * F.pad(features, (0, 1), value=1.0)[:, None, :]).flatten(1)
+    mean = gradients.mean(dim=0)
+
+    def agreement(rows: Tensor, weights: Tensor) -> float:
+        return float(F.cosine_similarity(weights @ gradients[rows], mean, dim=0))
+
+    random = [torch.randperm(60, generator=torch.Generator().manual_seed(s))[:6] for s in range(50)]
+    assert agreement(chosen, weight) > max(agreement(rows, torch.ones(6)) for rows in random)
