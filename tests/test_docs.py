@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+
+from cclis import load_benchmark
+from cclis.config import CONFIGS, make_config
+from cclis.engine.trainer import Trainer
+from cclis.experiment import train
+from cclis.methods import METHODS
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
@@ -19,3 +29,49 @@ def test_every_promise_names_a_test_that_is_there(file: str, name: str) -> None:
 
 def test_there_are_promises() -> None:
     assert len(PROMISES) > 30
+
+
+def test_the_method_of_the_page_on_adding_methods_works(monkeypatch, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "add-a-method.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 3
+    # Put back afterwards what the page adds.
+    for known in (CONFIGS, METHODS):
+        monkeypatch.setitem(known, "lwf", None)
+    file = tmp_path / "lwf.py"
+    file.write_text("\n".join(blocks))
+    spec = importlib.util.spec_from_file_location("lwf", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "lwf", module)
+    spec.loader.exec_module(module)
+
+    settings = {"epochs": 10, "momentum": 0.9, "padding": 1, "flip": 0.0, "learning_rate": 0.1}
+    config = make_config("lwf", {**settings, "output": str(tmp_path / "run")})
+    result = train(config).result
+    plain = {**settings, "output": str(tmp_path / "plain"), "distill_weight": 0.0}
+    without = train(make_config("lwf", plain)).result
+    # It holds the old tasks' outputs where fine-tuning does not.
+    found, other = (r["task_il"]["classifier"]["accuracy"] for r in (result, without))
+    assert found > other + 10
+
+    straight, stopped = (Trainer(config, (8, 8, 1), 10) for _ in range(2))
+    digits = load_benchmark("split-digits", limit=30)
+    saved: list[Any] = []
+
+    def save() -> None:
+        tensors, description = stopped.state()
+        saved[:] = [{k: v.clone() for k, v in tensors.items()}, description]
+        if stopped.steps == 7:
+            raise InterruptedError
+
+    for trainer in (straight, stopped):
+        trainer.learn(digits[0].train, 2)
+    with pytest.raises(InterruptedError):
+        stopped.learn(digits[1].train, 2, on_step=save)
+    resumed = Trainer.from_state(*saved)
+    for trainer in (straight, resumed):
+        trainer.learn(digits[1].train, 2)
+    first, second = straight.state()[0], resumed.state()[0]
+    assert all(torch.equal(first[name], second[name]) for name in first)

@@ -310,3 +310,22 @@ def test_a_first_task_that_is_refused_fixes_nothing() -> None:
         learner.learn(np.zeros((1, 8, 8)), [0])
     learner.learn(np.random.default_rng(0).random((12, 10, 10)), [0, 1] * 6)
     assert learner.classes == [0, 1]
+
+
+@pytest.mark.parametrize("method", ["er", "der", "derpp", "gcr", "gss", "gem", "icarl", "co2l"])
+def test_every_method_learns_from_arrays_and_makes_room(method: str, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr("cclis.learner.ROOM", 2)
+    digits = load_digits()
+    quick = {k: v for k, v in QUICK.items() if k != "score_passes"}
+    learner = ContinualLearner(method, 20, **{**quick, "padding": 1})
+    for task in ([0, 1], [2, 3, 4], [5]):
+        chosen = np.isin(digits.target, task)
+        learner.learn(digits.images[chosen] / 16, digits.target[chosen])
+    assert learner.predict_proba(digits.images[:9] / 16).shape == (9, 6)
+    learner.save(tmp_path / "learner")
+    again = ContinualLearner.load(tmp_path / "learner")
+    chosen = np.isin(digits.target, [6, 7])
+    for each in (learner, again):
+        each.learn(digits.images[chosen] / 16, digits.target[chosen])
+    probability = [each.predict_proba(digits.images[:9] / 16) for each in (learner, again)]
+    assert np.array_equal(*probability)

@@ -94,6 +94,15 @@ class Memory:
             rows[place] = new[name][chosen].to(rows.dtype)
         self._count = max(self._count, int(slots.max()) + 1)
 
+    def widen(self, name: str, width: int) -> None:
+        """Give an extra of one number a class, (N, classes), room for more or fewer classes."""
+        if name in self._rows:
+            rows = self._rows[name]
+            wider = rows.new_zeros(len(rows), width)
+            same = min(width, rows.shape[1])
+            wider[:, :same] = rows[:, :same]
+            self._rows[name] = wider
+
     def state(self) -> dict[str, Tensor]:
         """What is kept, as tensors by name."""
         kept = {name: self._kept(name) for name in self._rows if self._count}

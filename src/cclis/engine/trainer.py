@@ -378,6 +378,8 @@ class Trainer:
             return
         replaced = network.widen(classes, generator("cpu", self.config.seed, "widen", classes))
         self._optimizer.replace(replaced)
+        for name in self.method.per_class:
+            self.memory.widen(name, classes)
 
     def _check(self, task: ImageSet, new_classes: int, again: bool) -> None:
         if task.shape != self.image_shape:

@@ -122,6 +122,7 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
         judged_by_memory: Whether heads are fitted to the memory after the task alone.
         sees_gradients: Whether `steer` is shown the gradient of every step.
         joint: Whether all tasks are learned at once.
+        per_class: Names of extras that hold one number a class.
     """
 
     heads: tuple[str, ...]
@@ -133,6 +134,7 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
     judged_by_memory: bool = False
     sees_gradients: bool = False
     joint: bool = False
+    per_class: tuple[str, ...] = ()
 
     def __init__(self, config: ConfigT, network: NetworkT):
         self.config = config

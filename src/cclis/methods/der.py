@@ -13,6 +13,8 @@ from cclis.methods.classifier import ClassifierMethod, weighted_cross_entropy
 class DarkReplay(ClassifierMethod[ConfigT]):
     """Samples are kept with the network's logits of that moment."""
 
+    per_class = ("logits",)
+
     def blank_extras(self, count: int) -> dict[str, Tensor]:
         """Logits of nothing."""
         return {"logits": self.network.mean.new_zeros(count, self.network.classes)}
