@@ -163,14 +163,19 @@ def kernels_of_a_step(side: int, batch: int) -> dict[str, Any]:
     trainer.method.begin_task(2)
     trainer.method.network.train()
     chances = draw_chances(batch, torch.Generator(device=device))
-    inputs = (data.images, data.labels, torch.ones_like(chances[0]), chances)
+    inputs = {
+        "images": data.images,
+        "labels": data.labels,
+        "proposal": torch.ones_like(chances[0]),
+        "chances": chances,
+    }
     for _ in range(10):
-        trainer._step(*inputs)
+        trainer._step(inputs)
     synchronise()
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profiler:
         for _ in range(steps):
-            trainer._step(*inputs)
+            trainer._step(inputs)
         synchronise()
     kernels = {
         event.key: event.self_device_time_total / 1e3 / steps

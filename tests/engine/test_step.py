@@ -37,8 +37,10 @@ def test_a_step_is_what_plain_torch_does() -> None:
     network.normalise_to(task.images)
     trainer.learn(task, 2)
 
-    order = torch.randperm(24, generator=twin._generators["order"])
-    images = augment(task.images[order], config, draw_chances(24, twin._generators["augment"]))
+    order = torch.randperm(24, generator=twin._replay.generators["order"])
+    images = augment(
+        task.images[order], config, draw_chances(24, twin._replay.generators["augment"])
+    )
     network.train()
     features = network.encoder((images - network.mean) / network.std)
     z = F.normalize(network.projection(features), dim=1)
@@ -160,16 +162,18 @@ def test_a_replayed_step_that_is_not_finite_updates_nothing() -> None:
     trainer.learn(colours(256, 0), 2)
     step = trainer._step
     step.begin_task()
-    chances = draw_chances(64, trainer._generators["augment"])
+    chances = draw_chances(64, trainer._replay.generators["augment"])
     batch = colours(64, 0).to("cuda")
-    good, bad = torch.ones(64, device="cuda"), torch.full((64,), torch.nan, device="cuda")
-    trainer.method.count(2, 4)  # so that proposals count
+    proposal = torch.ones(64, device="cuda")
+    good = {**vars(batch), "proposal": proposal, "chances": chances}
+    # Images that are augmented by chances of NaN are NaN.
+    bad = {**good, "chances": torch.full_like(chances, torch.nan)}
     for _ in range(5):
-        step(batch.images, batch.labels, good, chances)
+        step(good)
     assert step.failed is None
     encoder = [p.clone() for p in trainer.method.network.encoder.parameters()]
-    step(batch.images, batch.labels, bad, chances)
-    step(batch.images, batch.labels, good, chances)
+    step(bad)
+    step(good)
     assert step.failed == 5
     after = trainer.method.network.encoder.parameters()
     assert all(torch.equal(a, b) for a, b in zip(encoder, after, strict=True))

@@ -401,6 +401,6 @@ def test_a_full_gpu_says_what_would_fit(monkeypatch, room: int, said: str) -> No
 
 def test_a_task_begun_is_not_another_one() -> None:
     trainer = make()
-    trainer._position = Position(2, trainer._generators["order"].get_state())
+    trainer._position = Position(2, trainer._replay.drawn())
     with pytest.raises(InputError, match="a task of 2 classes was begun, not one of 3"):
         trainer.learn(load_benchmark("split-digits", tasks=[3, 2])[0].train, 3)

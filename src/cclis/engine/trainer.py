@@ -13,31 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cclis.config import Config, StreamReplayOptions, make_config
-from cclis.data.augment import draw_chances
-from cclis.data.batches import Mix, draw_beside, epoch, mix, mix_beside
+from cclis.config import Config, make_config
 from cclis.data.images import ImageSet
 from cclis.engine.compiling import compiles
 from cclis.engine.device import generator, make_fabric, on_host, seeded
-from cclis.engine.feed import feed
 from cclis.engine.inference import Inference
 from cclis.engine.optimizer import Optimizer
+from cclis.engine.replay import Replay
 from cclis.engine.schedule import Schedule
 from cclis.engine.step import Step
 from cclis.errors import InputError
-from cclis.exemplars import reservoir_slots
 from cclis.memory import Memory
 from cclis.methods import METHODS, Batch, Visible
 from cclis.nn.network import Representation, feature_dimension, make_encoder
 from cclis.progress import QUIET, Progress
 
 Record = dict[str, Any]
-GENERATORS = ("order", "augment", "replay", "admit")
-"""Those that go on from step to step; all other chance has a seed of its own for every task."""
-OF_THE_HOST = ("replay", "admit")
-"""What a memory replays and takes in is decided on the host, which knows how far it is filled."""
-OF_AN_EPOCH = ("order", "replay")
-"""Those that are drawn from before an epoch, for all its steps."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +50,7 @@ class Position:
 
     Attributes:
         classes: How many classes the task brings.
-        drawn: States of the generators `OF_AN_EPOCH` from before the current epoch.
+        drawn: States of the generators that an epoch is drawn from, before the current one.
         epoch: Epochs done.
         step: Steps of the current epoch done.
         done: Steps of the task done.
@@ -115,12 +106,7 @@ class Trainer:
         self.images = 0
         self._steps = 1
         self._position: Position | None = None
-        self._generators = {
-            name: generator(
-                self.fabric.device if name not in OF_THE_HOST else "cpu", config.seed, name
-            )
-            for name in GENERATORS
-        }
+        self._replay = Replay(self.method, self.memory, config, self.fabric.device)
         groups = self.method.parameter_groups()
         self._optimizer = Optimizer(groups, config, self.fabric.device)
         self._step = Step(self.method, self._optimizer, self.fabric, config)
@@ -185,7 +171,7 @@ class Trainer:
                 self.method.network.normalise_to(task.images)
             self._make_room(self.method.seen + new_classes)
             self.method.begin_task(new_classes)
-            self._position = Position(new_classes, self._drawn())
+            self._position = Position(new_classes, self._replay.drawn())
         self._train(task, self._position, on_epoch, on_step)
         on_trained()
         visible = self.memory.visible(task)
@@ -210,7 +196,7 @@ class Trainer:
     ) -> None:
         config, index = self.config, len(self.task_sizes)
         epochs = config.first_epochs if index == 0 and config.first_epochs else config.epochs
-        how, sizes = self._mix(len(task))
+        how, sizes = self._replay.mix(len(task), self.task_sizes)
         constant = config.schedule == "constant"
         schedule = Schedule(epochs, how.steps, config.warmup_epochs, constant)
         started, before = time.perf_counter(), position.done
@@ -220,7 +206,7 @@ class Trainer:
         with self._progress.bar(f"task {index + 1}  training", epochs * how.steps) as bar:
             bar.advance(before)
             while position.epoch < epochs:
-                for batch, slots in self._batches(task, how, position):
+                for batch, slots in self._replay.batches(task, how, position.step):
                     rate = self._optimizer.set_learning_rates(schedule, position.done)
                     losses, kept = self._step(batch)
                     for name, value in losses.items():
@@ -228,7 +214,7 @@ class Trainer:
                         # A recorded step writes its next losses to the same place.
                         position.totals[name] = value.clone() if so_far is None else so_far + value
                     if self.method.streams:
-                        self._take_in(batch, how.task, slots, kept)
+                        self._replay.take_in(batch, how.task, slots, kept)
                     position.step += 1
                     position.done += 1
                     self.images += how.batch
@@ -254,104 +240,8 @@ class Trainer:
                     }
                 )
                 position.epoch, position.step, position.totals = position.epoch + 1, 0, {}
-                position.drawn = self._drawn()
+                position.drawn = self._replay.drawn()
                 on_step()
-
-    def _take_in(
-        self, batch: dict[str, Tensor], count: int, slots: Tensor, kept: dict[str, Tensor]
-    ) -> None:
-        """Let the method choose which of a step's new samples the memory takes in."""
-        new = ImageSet(batch["images"][:count], batch["labels"][:count])
-        slots, extras = self.method.admit(slots, self.memory, self._generators["admit"])
-        self.memory.insert(slots, new, {**kept, **extras})
-
-    def _drawn(self) -> dict[str, Tensor]:
-        return {name: self._generators[name].get_state() for name in OF_AN_EPOCH}
-
-    def _mix(self, samples: int) -> tuple[Mix, tuple[int, ...]]:
-        """The mix of a batch, and the sizes of its parts where these are kept apart."""
-        config = self.config
-        if self.method.by_task:
-            how = mix_beside(samples, config.batch_size, len(self.memory))
-            of_tasks = self._labels_by_task().bincount(minlength=len(self.task_sizes)).tolist()
-            return how, (how.task, *(size for size in of_tasks if size))
-        if not self.method.replays:
-            how = mix(samples, len(self.memory), config.batch_size, config.replay_share)
-            return how, ()
-        assert isinstance(config, StreamReplayOptions)
-        each = config.replay_batch_size
-        how = mix_beside(samples, config.batch_size, self.method.replays * each)
-        return how, (how.task, *[each] * self.method.replays)
-
-    def _batches(
-        self, task: ImageSet, how: Mix, position: Position
-    ) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-        """What the steps of an epoch take, from where it was left, and where its samples go."""
-        chances, place = self._generators["augment"], task.images.device
-        order = self._generators["order"]
-        slots = torch.empty(how.steps, 0, dtype=torch.int64)
-        if self.method.replays:
-            of_task, _ = epoch(len(task), 0, Mix(how.task, 0, how.steps), order)
-            of_memory, slots = self._beside(how, position)
-        elif self.method.by_task:
-            of_task, _ = epoch(len(task), 0, Mix(how.task, 0, how.steps), order)
-            of_memory = self._labels_by_task().argsort(stable=True).expand(how.steps, -1)
-        else:
-            of_task, of_memory = epoch(len(task), len(self.memory), how, order)
-        of_task, of_memory, slots = (rows[position.step :] for rows in (of_task, of_memory, slots))
-        chosen = (task.images[indices] for indices in of_task.to(place))
-        fed = feed(chosen, self.fabric.device)
-        for new, indices, replayed, where in zip(fed, of_task, of_memory, slots, strict=True):
-            batch = {
-                "images": new,
-                "labels": task.labels[indices],
-                "proposal": torch.full((how.task,), -1.0, device=new.device),
-            }
-            past = self._past(batch, replayed) if how.replay else {}
-            batch = {k: torch.cat([v, past.pop(k)]) if k in past else v for k, v in batch.items()}
-            views = self.method.views
-            if views > 1:
-                batch = {name: torch.cat([value] * views) for name, value in batch.items()}
-            batch["chances"] = draw_chances(how.batch * views, chances)
-            yield {**batch, **past}, where
-
-    def _labels_by_task(self) -> Tensor:
-        """The task of every sample in the memory, (N,)."""
-        if self.memory.samples is None:
-            return torch.empty(0, dtype=torch.int64, device=self.fabric.device)
-        ends = torch.tensor(self.task_sizes, device=self.fabric.device).cumsum(dim=0)
-        return torch.searchsorted(ends, self.memory.samples.labels, right=True)
-
-    def _beside(self, how: Mix, position: Position) -> tuple[Tensor, Tensor]:
-        """For an epoch: which samples are replayed, and where a reservoir puts the new ones."""
-        chance, replays, capacity = (
-            self._generators["replay"],
-            self.method.replays,
-            len(self.memory),
-        )
-        if not self.method.streams:
-            replayed = draw_beside(capacity, capacity, how, replays, chance)
-            return replayed.to(self.fabric.device), torch.empty(how.steps, 0, dtype=torch.int64)
-        capacity, seen = self.memory.capacity, self.memory.seen - position.step * how.task
-        replayed = draw_beside(seen, capacity, how, replays, chance)
-        slots = [
-            reservoir_slots(seen + step * how.task, capacity, how.task, generator=chance)
-            for step in range(how.steps)
-        ]
-        return replayed.to(self.fabric.device), torch.stack(slots)
-
-    def _past(self, batch: dict[str, Tensor], replayed: Tensor) -> dict[str, Tensor]:
-        """The replayed samples; while nothing has been kept, copies of the task's stand in."""
-        if self.memory.samples is None:
-            rows = torch.arange(len(replayed), device=replayed.device) % len(batch["labels"])
-            nothing = torch.zeros(len(replayed), device=replayed.device)
-            extras = self.method.blank_extras(len(replayed))
-            stand_in = {name: batch[name][rows] for name in ("images", "labels")}
-            return {**stand_in, "proposal": nothing, **extras}
-        past = self.memory.samples[replayed]
-        extras = {name: rows[replayed] for name, rows in self.memory.extras.items()}
-        proposal = self.memory.proposal[replayed]
-        return {"images": past.images, "labels": past.labels, "proposal": proposal, **extras}
 
     def _refill(self, visible: ImageSet) -> None:
         index, seed = len(self.task_sizes), self.config.seed
@@ -453,7 +343,7 @@ class Trainer:
         tensors = {f"network.{k}": v for k, v in self.method.network.state_dict().items()}
         tensors |= {f"memory.{name}": value for name, value in self.memory.state().items()}
         tensors |= {f"momentum.{name}": value for name, value in self._optimizer.state().items()}
-        for name, source in self._generators.items():
+        for name, source in self._replay.generators.items():
             tensors[f"generator.{name}"] = source.get_state()
         position = self._position
         if position is not None:
@@ -505,7 +395,7 @@ class Trainer:
             raise InputError(f"these weights belong to another network: {error}") from None
         self.memory.load(under("memory.", here))
         self._optimizer.load(under("momentum.", here))
-        for name, source in self._generators.items():
+        for name, source in self._replay.generators.items():
             state = tensors[f"generator.{name}"]
             # A state from another kind of device does not fit; that generator starts afresh.
             if source.get_state().shape == state.shape:
@@ -517,7 +407,7 @@ class Trainer:
             self.method.count(sum(self.task_sizes[:-1]), sum(self.task_sizes))
         else:
             totals = under("total.", here)
-            self._position = Position(drawn=self._drawn(), totals=totals, **position)
+            self._position = Position(drawn=self._replay.drawn(), totals=totals, **position)
             seen = sum(self.task_sizes)
             self.method.count(seen, seen + position["classes"])
             self.method.load(under("method.", here))

@@ -27,6 +27,10 @@ class GSS(ClassifierMethod[GSSConfig]):
     sees_gradients = True
     score: Tensor | None = None
 
+    def blank_extras(self, count: int) -> dict[str, Tensor]:
+        """Scores of nothing."""
+        return {"score": self.network.mean.new_zeros(count)}
+
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Cross-entropy of the task's batch joined with the first replay."""
         both = slice(0, batch.sizes[0] + batch.sizes[1])
