@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from cclis.errors import InputError
-from cclis.report.results import main, results_table, tables, variations_table, with_tables
+from cclis.report.results import (
+    main,
+    results_table,
+    summary_table,
+    tables,
+    variations_table,
+    with_tables,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,6 +34,15 @@ def test_seeds_are_averaged_below_the_papers_row() -> None:
     assert "| linear | 72.00 ± 2.83 | 1.00 ± 0.00 |" in lines[3]
     assert lines[3].endswith("| 2 |")
     assert len(lines) == 5
+
+
+def test_the_summary_has_a_row_a_method_and_a_column_a_head() -> None:
+    other = {**result(0, 50.0), "method": "er"}
+    other["class_il"] = {"classifier": other["class_il"]["linear"]}
+    lines = summary_table([result(0, 70.0), result(1, 74.0), other]).splitlines()
+    assert lines[0].endswith("| *the paper* | linear | prototype | classifier | runs |")
+    assert lines[2].endswith("| *74.95 ± 0.61* | 72.00 ± 2.83 | 72.00 ± 2.83 | – | 2 |")
+    assert lines[3].endswith("| *49.16 ± 2.08* | – | – | 50.00 | 1 |")
 
 
 def test_one_run_has_no_spread() -> None:

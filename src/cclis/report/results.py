@@ -3,7 +3,7 @@
     python -m cclis.report.results results README.md docs/results.md
 
 replaces what stands between `<!-- NAME -->` and `<!-- /NAME -->` in each file, for the tables
-`results`, `variations`, `heads`, `speed` and `reliability`.
+`results`, `summary`, `variations`, `heads`, `speed` and `reliability`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ COLUMNS = [
     (scenario, key) for scenario in ("class_il", "task_il") for key in ("accuracy", "forgetting")
 ]
 SCORES = "Class-IL | forgetting | Task-IL | forgetting"
+HEADS_IN_ORDER = (*("linear_paper", "linear", "discriminant", "means", "prototype", "classifier"),)
 ANYWHERE = {"seed", "memory", "device", "threads", "compile", "images", "checkpoint_minutes"}
 """Settings that make no other row."""
 
@@ -39,6 +40,25 @@ def results_table(results: Sequence[Result]) -> str:
             cells = [_published(published[scenario][key]) for scenario, key in COLUMNS]
             lines.append(f"{start} *the paper* | {' | '.join(cells)} | |")
         lines += [f"{start} {row}" for row in _by_head(runs)]
+    return "\n".join(lines) + "\n"
+
+
+def summary_table(results: Sequence[Result]) -> str:
+    """Class-IL accuracy alone: a row for every benchmark, memory and method, a column a head."""
+    rows = _rows([run for run in results if not variation(run)])
+    found = {head for _, runs in rows for run in runs for head in run["class_il"]}
+    heads = [head for head in HEADS_IN_ORDER if head in found]
+    lines = [
+        f"| benchmark | memory | method | *the paper* | {' | '.join(heads)} | runs |",
+        "|---" * (len(heads) + 5) + "|",
+    ]
+    for (benchmark, method, memory), runs in rows:
+        published = _paper(benchmark, memory).get(method)
+        cells = [_published(published["class_il"]["accuracy"]) if published else "–"]
+        for head in heads:
+            values = [r["class_il"][head]["accuracy"] for r in runs if head in r["class_il"]]
+            cells.append(_measured(values) if values else "–")
+        lines.append(f"| {benchmark} | {memory} | {method} | {' | '.join(cells)} | {len(runs)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -153,6 +173,7 @@ def tables(folder: Path) -> dict[str, str]:
     results = read_results(folder)
     return {
         "results": results_table(results),
+        "summary": summary_table(results),
         "variations": variations_table(results),
         "heads": heads_table(read_results(folder / "heads")),
         "speed": speed_table(read_results(folder / "speed")),
