@@ -122,10 +122,17 @@ def _run(arguments: list[str]) -> int:
     commands = parser.add_subcommands(required=True, dest="command")
     commands.add_subcommand("train", _train_parser(arguments), help="learn a benchmark")
     commands.add_subcommand("evaluate", _evaluate_parser(), help="evaluate a run again")
+    commands.add_subcommand("report", _report_parser(), help="a page of a run, or of several")
     commands.add_subcommand("benchmarks", Parser(), help="list benchmarks and methods")
     commands.add_subcommand("data", _data_parser(), help="list, check and download datasets")
     parsed = parser.parse_args(arguments)
-    run = {"train": _train, "evaluate": _evaluate, "benchmarks": _benchmarks, "data": _data}
+    run = {
+        "train": _train,
+        "evaluate": _evaluate,
+        "report": _report,
+        "benchmarks": _benchmarks,
+        "data": _data,
+    }
     run[parsed.command](parsed[parsed.command])
     return 0
 
@@ -249,6 +256,56 @@ def _evaluate(options: Namespace) -> None:
     Console().print(result_tables(result))
     if output is not None:
         write_json(output, result)
+
+
+def _report_parser() -> ArgumentParser:
+    parser = Parser(description="Write the page of a run again, or set several side by side.")
+    parser.add_argument(
+        "runs", nargs="+", help="run directories, folders of them, or result.json files"
+    )
+    parser.add_argument(
+        "--output", type=str, default="comparison", help="folder for the page and tables of several"
+    )
+    return parser
+
+
+def _report(options: Namespace) -> None:
+    from cclis.files import write_atomically
+    from cclis.report.compare import (
+        COLUMNS,
+        accuracy_table,
+        comma_separated,
+        comparison_page,
+        entries,
+        latex,
+        markdown,
+        read_runs,
+    )
+    from cclis.report.page import render
+
+    paths = [Path(name) for name in options.runs]
+    results = read_runs(paths)
+    if len(results) == 1 and (paths[0] / "result.json").is_file():
+        write_atomically(paths[0] / "report.html", render(results[0]).encode())
+        print(paths[0] / "report.html")
+        return
+    folder = Path(options.output)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} exists already; choose another --output or remove it")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make {folder}: {error.strerror}") from None
+    found = entries(results)
+    rows = accuracy_table(found)
+    for name, text in (
+        ("comparison.html", comparison_page(found)),
+        ("comparison.md", markdown(COLUMNS, rows)),
+        ("comparison.csv", comma_separated(COLUMNS, rows)),
+        ("comparison.tex", latex(COLUMNS, rows)),
+    ):
+        write_atomically(folder / name, text.encode())
+        print(folder / name)
 
 
 def _benchmarks(options: Namespace) -> None:

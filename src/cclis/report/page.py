@@ -10,13 +10,18 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from cclis.report.table import SCENARIOS, main_head
 
 
-def render(result: Mapping[str, Any]) -> str:
-    """The page for a result, as in result.json; names in it are shown as text, never run."""
-    environment = Environment(
+def environment() -> Environment:
+    """Where pages are rendered: names in them are shown as text, never run."""
+    found = Environment(
         loader=PackageLoader("cclis.report"), autoescape=True, undefined=StrictUndefined
     )
-    environment.filters["shade"] = _shade
-    template = environment.get_template("page.html")
+    found.filters["shade"] = _shade
+    return found
+
+
+def render(result: Mapping[str, Any]) -> str:
+    """The page for a result, as in result.json."""
+    template = environment().get_template("page.html")
     return template.render(result=result, scenarios=SCENARIOS, main=main_head(result))
 
 

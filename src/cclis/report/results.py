@@ -213,6 +213,13 @@ def _by_head(runs: Sequence[Result]) -> list[str]:
     return rows
 
 
+def paper_row(benchmark: str, memory: int, method: str, changed: str) -> dict[str, Any]:
+    """The paper's numbers for a row, empty where it has none."""
+    rows = _paper(benchmark, memory)
+    found: dict[str, Any] = rows.get("variations", {}).get(changed, {}) if changed else {}
+    return found if changed else rows.get(method, {})
+
+
 def _paper(benchmark: str, memory: int) -> dict[str, Any]:
     paper = json.loads((resources.files("cclis.report") / "paper.json").read_text())
     found: dict[str, Any] = paper.get(benchmark, {}).get(str(memory), {})

@@ -1,0 +1,222 @@
+"""Runs side by side: means over seeds, the difference from the paper, tests paired over seeds."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+from cclis.errors import InputError
+from cclis.files import read_json
+from cclis.metrics import average_accuracy
+from cclis.report.page import environment
+from cclis.report.results import Result, paper_row, variation
+from cclis.report.table import main_head
+
+COLUMNS = (
+    *("benchmark", "memory", "method", "changed", "head", "Class-IL", "paper", "forgetting"),
+    *("Task-IL", "forgetting (task)", "seconds", "memory (GiB)", "runs"),
+)
+PAIRS = ("benchmark", "memory", "first", "second", "seeds", "difference", "p")
+COLOURS = ("#0b7285", "#e8590c", "#5f3dc4", "#2b8a3e", "#c2255c", "#1864ab", "#a9812a", "#495057")
+
+Table = list[list[str]]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Runs that differ in nothing but the seed.
+
+    Attributes:
+        benchmark: What was learned.
+        memory: How many samples could be kept.
+        method: How.
+        changed: What was other than in the recipe.
+        runs: Their results.
+    """
+
+    benchmark: str
+    memory: int
+    method: str
+    changed: str
+    runs: list[Result]
+
+    @property
+    def name(self) -> str:
+        """The method, and what was changed."""
+        return f"{self.method} ({self.changed})" if self.changed else self.method
+
+    @property
+    def curve(self) -> list[float]:
+        """Class-IL accuracy of the main head after each task, over the tasks so far."""
+        head = main_head(self.runs[0])
+        matrices = [run["class_il"][head]["matrix"] for run in self.runs]
+        return [
+            statistics.mean(statistics.mean(m[t][: t + 1]) for m in matrices)
+            for t in range(len(matrices[0]))
+        ]
+
+
+def read_runs(paths: Sequence[Path]) -> list[Result]:
+    """The results in run directories, in folders of them, and in summaries."""
+    found: list[Result] = []
+    for path in paths:
+        if path.is_file():
+            files = [path]
+        elif (path / "result.json").is_file():
+            files = [path / "result.json"]
+        else:
+            files = sorted([*path.glob("*/result.json"), *path.glob("*.json")])
+        results = [_result(file) for file in files]
+        if not results:
+            raise InputError(f"{path} holds no finished run: no result.json in it, nor below it")
+        found += results
+    return found
+
+
+def entries(results: Sequence[Result]) -> list[Entry]:
+    """Runs grouped by all but the seed; the same run given twice counts once."""
+    groups: dict[tuple[str, int, str, str], dict[int, Result]] = {}
+    for result in results:
+        key = (result["benchmark"], result["memory"], result["method"], variation(result))
+        groups.setdefault(key, {})[result["seed"]] = result
+    return [Entry(*key, list(runs.values())) for key, runs in sorted(groups.items())]
+
+
+def accuracy_table(found: Sequence[Entry]) -> Table:
+    """A row for every entry and head, under `COLUMNS`."""
+    rows = []
+    for entry in found:
+        published = paper_row(entry.benchmark, entry.memory, entry.method, entry.changed)
+        for head in entry.runs[0]["class_il"]:
+            numbers = {
+                (scenario, key): [run[scenario][head][key] for run in entry.runs]
+                for scenario in ("class_il", "task_il")
+                for key in ("accuracy", "forgetting")
+            }
+            paper = published.get("class_il", {}).get("accuracy")
+            ours = statistics.mean(numbers["class_il", "accuracy"])
+            peak = [run["peak_memory_bytes"] / 2**30 for run in entry.runs]
+            rows.append(
+                [
+                    *(entry.benchmark, str(entry.memory), entry.method, entry.changed, head),
+                    spread(numbers["class_il", "accuracy"]),
+                    "" if paper is None else f"{paper[0]:.2f} ({ours - paper[0]:+.2f})",
+                    spread(numbers["class_il", "forgetting"]),
+                    spread(numbers["task_il", "accuracy"]),
+                    spread(numbers["task_il", "forgetting"]),
+                    spread([run["seconds"]["train"] for run in entry.runs], digits=1),
+                    spread(peak),
+                    str(len(entry.runs)),
+                ]
+            )
+    return rows
+
+
+def paired_table(found: Sequence[Entry]) -> Table:
+    """For entries that share two seeds or more, the difference of their main heads' Class-IL
+    accuracy over those seeds, and how likely one as large is by chance (paired t-test)."""
+    from scipy.stats import ttest_rel  # type: ignore[import-untyped]
+
+    rows = []
+    for one, other in combinations(found, 2):
+        if (one.benchmark, one.memory) != (other.benchmark, other.memory):
+            continue
+        first, second = (_by_seed(entry) for entry in (one, other))
+        seeds = sorted(first.keys() & second.keys())
+        if len(seeds) < 2:
+            continue
+        gaps = [first[seed] - second[seed] for seed in seeds]
+        # Differences that are all the same leave nothing to test.
+        varied = statistics.pstdev(gaps) > 0
+        p = (
+            ttest_rel([first[s] for s in seeds], [second[s] for s in seeds]).pvalue
+            if varied
+            else None
+        )
+        rows.append(
+            [
+                *(one.benchmark, str(one.memory), one.name, other.name, str(len(seeds))),
+                spread(gaps, sign=True),
+                "–" if p is None else f"{p:.3g}",
+            ]
+        )
+    return rows
+
+
+def markdown(header: Sequence[str], rows: Table) -> str:
+    """A Markdown table."""
+    lines = [list(header), ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(c.replace('|', chr(92) + '|') for c in r)} |\n" for r in lines)
+
+
+def comma_separated(header: Sequence[str], rows: Table) -> str:
+    """A CSV table."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([header, *rows])
+    return out.getvalue()
+
+
+def latex(header: Sequence[str], rows: Table) -> str:
+    """A LaTeX table, for the package booktabs."""
+    lines = [" & ".join(map(_tex, row)) + r" \\" for row in (header, *rows)]
+    return "\n".join(
+        [
+            rf"\begin{{tabular}}{{{'l' * len(header)}}}",
+            r"\toprule",
+            lines[0],
+            r"\midrule",
+            *lines[1:],
+            r"\bottomrule",
+            r"\end{tabular}",
+            "",
+        ]
+    )
+
+
+def comparison_page(found: Sequence[Entry]) -> str:
+    """All of it as one self-contained page; names in it are shown as text, never run."""
+    groups: dict[tuple[str, int], list[Entry]] = {}
+    for entry in found:
+        groups.setdefault((entry.benchmark, entry.memory), []).append(entry)
+    return (
+        environment()
+        .get_template("comparison.html")
+        .render(
+            columns=COLUMNS,
+            rows=accuracy_table(found),
+            pair_columns=PAIRS,
+            pairs=paired_table(found),
+            groups=groups,
+            colours=COLOURS,
+        )
+    )
+
+
+def spread(values: Sequence[float], *, digits: int = 2, sign: bool = False) -> str:
+    """Mean ± standard deviation, or the one number there is."""
+    mean = f"{statistics.mean(values):{'+' if sign else ''}.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
+
+
+def _by_seed(entry: Entry) -> dict[int, float]:
+    head = main_head(entry.runs[0])
+    return {run["seed"]: average_accuracy(run["class_il"][head]["matrix"]) for run in entry.runs}
+
+
+def _result(path: Path) -> Result:
+    result = read_json(path)
+    needed = {"benchmark", "memory", "method", "seed", "class_il", "task_il", "seconds"}
+    if not isinstance(result, dict) or not needed <= result.keys():
+        raise InputError(f"{path} is not the result of a run")
+    return result
+
+
+def _tex(text: str) -> str:
+    for sign in "&%$#_{}":
+        text = text.replace(sign, rf"\{sign}")
+    return text.replace("±", r"$\pm$").replace("–", "--")

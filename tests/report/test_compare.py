@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy.stats import ttest_rel
+
+from cclis.cli import main
+from cclis.errors import InputError
+from cclis.report.compare import (
+    COLUMNS,
+    accuracy_table,
+    comma_separated,
+    comparison_page,
+    entries,
+    latex,
+    markdown,
+    paired_table,
+    read_runs,
+)
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+def result(method: str, seed: int, last: float, **settings: Any) -> dict[str, Any]:
+    matrix = [[90.0, None], [last, last + 10]]
+    numbers = {"matrix": matrix, "accuracy": last + 5, "forgetting": 90 - last}
+    heads = {"linear": numbers, "prototype": numbers}
+    return {
+        "benchmark": "seq-cifar10",
+        "memory": 200,
+        "method": method,
+        "seed": seed,
+        "class_il": heads,
+        "task_il": heads,
+        "seconds": {"train": 10.0 + seed},
+        "peak_memory_bytes": 2**30,
+        "config": settings,
+    }
+
+
+RESULTS = [
+    *[result("cclis", seed, last) for seed, last in enumerate([70.0, 72.0, 71.0])],
+    *[result("er", seed, last) for seed, last in enumerate([50.0, 51.0, 55.0])],
+    result("cclis", 0, 40.0, selection="random"),
+]
+
+
+def test_runs_are_grouped_by_all_but_the_seed_and_counted_once() -> None:
+    found = entries([*RESULTS, RESULTS[0]])
+    assert [(e.method, e.changed, len(e.runs)) for e in found] == [
+        *[("cclis", "", 3), ("cclis", "selection random", 1), ("er", "", 3)],
+    ]
+    assert found[0].curve == pytest.approx([90.0, 76.0])
+    assert found[1].name == "cclis (selection random)"
+
+
+def test_rows_have_means_spreads_and_the_papers_numbers() -> None:
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in accuracy_table(entries(RESULTS))]
+    assert len(rows) == 6
+    assert rows[0]["Class-IL"] == "76.00 ± 1.00"
+    assert rows[0]["paper"] == "74.95 (+1.05)"
+    assert rows[0]["seconds"] == "11.0 ± 1.0"
+    assert rows[2]["Class-IL"] == "45.00"
+    assert rows[2]["paper"] == "73.95 (-28.95)"  # Table 3's row without importance sampling
+    assert (rows[4]["method"], rows[4]["paper"]) == ("er", "49.16 (+7.84)")
+
+
+def test_pairs_are_tested_over_the_seeds_they_share() -> None:
+    rows = paired_table(entries(RESULTS))
+    assert len(rows) == 1  # a single run has nothing to be paired over
+    _, _, first, second, seeds, difference, p = rows[0]
+    assert (first, second, seeds) == ("cclis", "er", "3")
+    assert difference == "+19.00 ± 2.65"
+    assert float(p) == pytest.approx(ttest_rel([75, 77, 76], [55, 56, 60]).pvalue, rel=0.01)
+    same = [result(m, s, x) for m, x in (("cclis", 70.0), ("er", 60.0)) for s in (0, 1)]
+    assert paired_table(entries(same))[0][-1] == "–"
+
+
+def test_tables_survive_their_formats() -> None:
+    rows = [["a|b", "1 ± 2", "50 % of_it & {more}"]]
+    header = ("x", "y", "z")
+    assert markdown(header, rows).splitlines()[2] == r"| a\|b | 1 ± 2 | 50 % of_it & {more} |"
+    assert list(csv.reader(comma_separated(header, rows).splitlines()))[1] == rows[0]
+    assert r"50 \% of\_it \& \{more\} \\" in latex(header, rows)
+    assert r"1 $\pm$ 2" in latex(header, rows)
+
+
+def test_the_page_shows_names_as_text_and_needs_nothing_from_elsewhere() -> None:
+    page = comparison_page(entries([*RESULTS, {**RESULTS[0], "benchmark": HOSTILE}]))
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    assert "76.00 ± 1.00" in page
+    assert page.count("<polyline") == 4
+    assert not any(word in page for word in ("http://", "https://", "src="))
+
+
+def test_runs_are_found_in_folders_and_files(tmp_path: Path, capsys) -> None:
+    for number, found in enumerate(RESULTS):
+        folder = tmp_path / "runs" / str(number)
+        folder.mkdir(parents=True)
+        (folder / "result.json").write_text(json.dumps(found))
+    (tmp_path / "one.json").write_text(json.dumps(RESULTS[0]))
+    assert len(read_runs([tmp_path / "runs"])) == 7
+    assert len(read_runs([tmp_path / "runs" / "0", tmp_path / "one.json"])) == 2
+    assert main(["report", str(tmp_path / "runs"), "--output", str(tmp_path / "out")]) == 0
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {f"comparison.{kind}" for kind in ("html", "md", "csv", "tex")}
+    assert main(["report", str(tmp_path / "runs"), "--output", str(tmp_path / "out")]) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "no json", '{"benchmark": 1}'])
+def test_what_is_no_result_is_refused(tmp_path: Path, content: str, capsys) -> None:
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(InputError):
+        read_runs([tmp_path / "a.json"])
+    assert main(["report", str(tmp_path)]) == 2
+    (tmp_path / "empty").mkdir()
+    assert main(["report", str(tmp_path / "empty")]) == 2
+    assert "holds no finished run" in capsys.readouterr().err
