@@ -205,6 +205,17 @@ def test_a_first_task_taken_over_gives_the_same_bits(run: Run, tmp_path) -> None
     assert all(bool((last[name] == other[name]).all()) for name in last)
 
 
+@pytest.mark.parametrize("method", ["er", "derpp", "gss", "gcr", "icarl"])
+def test_a_first_task_of_a_baseline_is_taken_over(method: str, tmp_path) -> None:
+    common = {"method": method, "memory": 20, "padding": 1, "tasks": [2, 2], "limit": 40}
+    first = quick(tmp_path / "first", **common)
+    taken = quick(tmp_path / "taken", start_from=str(first.path), **common)
+    assert numbers(taken.result) == numbers(first.result)
+    if method == "er":
+        with pytest.raises(InputError, match="other settings: memory 20 → 30"):
+            quick(tmp_path / "no", start_from=str(first.path), **{**common, "memory": 30})
+
+
 def test_a_first_task_of_other_settings_is_not_taken_over(run: Run, tmp_path) -> None:
     with pytest.raises(InputError, match=r"other settings: seed 0 → 1; learning_rate 0\.1 → 0\.2"):
         quick(

@@ -135,7 +135,7 @@ class TrainingOptions(Options):
     first_epochs: int | None = None
     """Epochs of the first task [default: as the others]."""
     batch_size: int = 64
-    """Samples of a batch, replayed ones included."""
+    """Samples of a batch, replayed ones included unless a method replays beside the batch."""
     replay_share: float | None = None
     """Share of replayed samples in a batch [default: in proportion, memory to task]."""
     learning_rate: float = 0.1
@@ -185,6 +185,8 @@ class Config(
         """Settings that change nothing before the first task has been trained."""
         names = {"memory", "replay_share"}
         names |= {field.name for field in dataclasses.fields(EvaluationOptions)}
+        if isinstance(self, StreamReplayOptions):
+            names.remove("memory")  # which is filled and replayed from the first step on
         return names | {"epochs"} if self.first_epochs else names
 
 

@@ -323,10 +323,10 @@ def _begun(
             epochs = trainer.config.first_epochs or trainer.config.epochs
             classes = description["task_sizes"][0]
             position = {"classes": classes, "epoch": epochs, "step": 0, "done": 0}
-        trainer.restore(
-            {name: tensor for name, tensor in tensors.items() if not name.startswith("memory.")},
-            {**description, "task_sizes": [], "position": position},
-        )
+        if not trainer.method.streams:
+            # Chosen anew, with these settings, when the first task is concluded.
+            tensors = {k: v for k, v in tensors.items() if not k.startswith("memory.")}
+        trainer.restore(tensors, {**description, "task_sizes": [], "position": position})
     return journey
 
 

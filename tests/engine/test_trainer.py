@@ -404,3 +404,17 @@ def test_a_task_begun_is_not_another_one() -> None:
     trainer._position = Position(2, trainer._replay.drawn())
     with pytest.raises(InputError, match="a task of 2 classes was begun, not one of 3"):
         trainer.learn(load_benchmark("split-digits", tasks=[3, 2])[0].train, 3)
+
+
+@pytest.mark.parametrize("method", ["er", "der", "derpp", "gcr", "gem", "gss", "icarl", "co2l"])
+def test_a_full_gpu_says_what_would_fit_with_every_method(monkeypatch, method: str) -> None:
+    quick = {k: v for k, v in QUICK.items() if k != "score_passes"}
+    trainer = Trainer(make_config(method, {**quick, "memory": 20, "padding": 1}), SHAPE, 4)
+    learn(trainer, range(1))
+
+    def full(batch: Any) -> dict[str, Tensor]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(trainer._step, "_losses", full)
+    with pytest.raises(InputError, match="batch_size 16 would fit"):
+        learn(trainer, range(1, 2))

@@ -24,7 +24,8 @@ def test_anchors_are_the_tasks_samples_and_all_are_distilled() -> None:
     method = make()
     method.begin_task(2)
     labels = torch.tensor([0, 1, 2, 3, 2, 3, 0, 2])
-    some = Batch(torch.rand(8, 1, 4, 4), labels, torch.ones(8))
+    proposal = torch.where(labels >= 2, -1.0, 0.3)
+    some = Batch(torch.rand(8, 1, 4, 4), labels, proposal)
     assert method.losses(some).keys() == {"contrast"}
     method.begin_task(2)
     with torch.no_grad():

@@ -12,6 +12,9 @@ import torch
 from cclis.config import RunOptions
 from cclis.data.augment import augment, to_float
 
+RECOMPILES = 256
+"""How many shapes one function may be compiled for in a process."""
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -42,8 +45,12 @@ class _Clock:
     seconds = 0.0
 
     def __init__(self) -> None:
+        from torch._dynamo import config
         from torch._dynamo.callback import on_compile_end, on_compile_start
 
+        # Parts of a batch differ in size from task to task; past the limit, an encoder that is
+        # applied to several of them would fall out of compilation and fail.
+        config.recompile_limit = max(config.recompile_limit, RECOMPILES)
         self._started = 0.0
         on_compile_start(self._start)
         on_compile_end(self._stop)

@@ -105,6 +105,7 @@ class Trainer:
         self.task_sizes: list[int] = []
         self.images = 0
         self._steps = 1
+        self._sizes: tuple[int, ...] = ()
         self._position: Position | None = None
         self._replay = Replay(self.method, self.memory, config, self.fabric.device)
         groups = self.method.parameter_groups()
@@ -201,6 +202,7 @@ class Trainer:
         schedule = Schedule(epochs, how.steps, config.warmup_epochs, constant)
         started, before = time.perf_counter(), position.done
         self._step.begin_task(before, sizes)
+        self._sizes = sizes
         self._steps = how.steps
         self.method.network.train()
         with self._progress.bar(f"task {index + 1}  training", epochs * how.steps) as bar:
@@ -305,15 +307,17 @@ class Trainer:
 
     def _fits(self, batch: int) -> bool:
         height, width, channels = self.image_shape
+        device, past = self.fabric.device, self._sizes[1:]
+        rows = (batch + sum(past)) * self.method.views
         torch.cuda.empty_cache()
         try:
-            device = self.fabric.device
-            labels = torch.arange(batch, device=device) % max(1, self.method.seen)
-            images = torch.zeros(batch, channels, height, width, device=device)
+            labels = torch.arange(rows, device=device) % max(1, self.method.seen)
+            images = torch.zeros(rows, channels, height, width, device=device)
+            proposal = torch.ones(rows, device=device)
+            extras = self.method.blank_extras(sum(past))
             with self.fabric.autocast():
-                terms = self.method.losses(
-                    Batch(images, labels, torch.ones_like(images[:, 0, 0, 0]))
-                )
+                trial = Batch(images, labels, proposal, extras, (batch, *past))
+                terms = self.method.losses(trial)
             self.fabric.backward(torch.stack(list(terms.values())).sum())
             self._optimizer.zero_grad()
         except torch.OutOfMemoryError as error:

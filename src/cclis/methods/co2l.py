@@ -31,7 +31,7 @@ class Co2L(TeacherMethod[Co2LConfig, ProjectionNetwork]):
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Only samples of the task are anchors; λ times the distillation over all."""
         embeddings = self.network.embed(batch.images)
-        anchors = batch.labels >= self.old_classes
+        anchors = batch.proposal < 0
         temperature = self.config.temperature
         contrast = supcon(embeddings, batch.labels, temperature=temperature, anchors=anchors)
         terms = {"contrast": temperature / BASE_TEMPERATURE * contrast}

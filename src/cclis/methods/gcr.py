@@ -11,6 +11,7 @@ from cclis.exemplars import matching_pursuit
 from cclis.methods.base import Batch, Kept, Visible
 from cclis.methods.classifier import weighted_mean
 from cclis.methods.der import DarkReplay
+from cclis.sampling import quotas
 
 
 class GCR(DarkReplay[GCRConfig]):
@@ -48,10 +49,13 @@ class GCR(DarkReplay[GCRConfig]):
         before = torch.ones_like(features[:, 0])
         if "weight" in visible.extras:
             before[: len(visible.extras["weight"])] = visible.extras["weight"]
-        quota = capacity // self.seen
+        shares = quotas(
+            visible.labels.bincount(minlength=self.seen).cpu(), capacity, generator=generator
+        )
         indices, weights = [], []
         for label in range(self.seen):
             rows = self._candidates(visible.labels, label, generator)
+            quota = int(shares[label])
             chosen, weight = self._coreset(features[rows], before[rows], label, quota)
             indices.append(rows[chosen])
             weights.append(weight)

@@ -19,7 +19,8 @@ FIRST_SCORE = 0.1
 class GSS(ClassifierMethod[GSSConfig]):
     """Replay as in ER; the memory takes in samples whose gradients are unlike those it has.
 
-    As in the authors' code, the samples of a batch are scored together, by the batch's gradient.
+    A simplification: the samples of a batch are scored together, by the batch's gradient against
+    that of one replayed batch; the paper scores each against single samples of the memory.
     """
 
     streams = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from cclis.config import ICaRLConfig
@@ -27,6 +28,10 @@ class ICaRL(TeacherMethod[ICaRLConfig, ClassifierNetwork], ClassifierMethod[ICaR
         if self.teacher is not None:
             with torch.no_grad():
                 old = self.teacher.logits(batch.images).sigmoid()
+                # A known class that comes again is learned from its labels.
+                again = (batch.proposal < 0) & (batch.labels < self.old_classes)
+                labels = F.one_hot(batch.labels, old.shape[1]).float()
+                old = torch.where(again[:, None], labels, old)
         logits = self.network.logits(batch.images)
         loss = icarl_loss(
             logits,
