@@ -203,7 +203,7 @@ def _learn_all(journey: Journey, benchmark: Benchmark, progress: Progress) -> No
     if 0 < config.memory < benchmark.classes:
         progress.say(
             f"a memory of {config.memory} is smaller than the {benchmark.classes} classes: some "
-            "will keep no sample, and nothing but distillation holds them"
+            "will keep no sample"
         )
     if trainer.steps:
         progress.say(f"going on in task {len(trainer.task_sizes) + 1}, after step {trainer.steps}")

@@ -1,4 +1,4 @@
-"""Whether to compile, what is compiled for all alike, and how long it took."""
+"""Whether to compile, and how long it took."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any, TypeVar, cast
 import torch
 
 from cclis.config import RunOptions
-from cclis.data.augment import augment, to_float
 
 RECOMPILES = 256
 """How many shapes one function may be compiled for in a process."""
@@ -31,9 +30,10 @@ def compiled(function: Function, yes: bool) -> Function:
     return cast(Function, torch.compile(function, dynamic=False))
 
 
-compiled_augment = torch.compile(augment, dynamic=False)
-"""One for training and inference: at the same batch size it is compiled once."""
-compiled_to_float = torch.compile(to_float, dynamic=False)
+@cache
+def compiled_for_all(function: Function) -> Function:
+    """The same for all who ask: at the same batch size it is compiled once."""
+    return compiled(function, True)
 
 
 def seconds_compiling() -> float:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cclis.config import Config
 from cclis.data.augment import CHANCES, augment, draw_chances, to_float
-from cclis.engine.compiling import compiled, compiled_augment, compiled_to_float, compiles
+from cclis.engine.compiling import compiled, compiled_for_all, compiles
 from cclis.engine.feed import feed
 from cclis.nn.network import Network, Representation, evaluating
 
@@ -25,8 +25,8 @@ class Inference:
     def __init__(self, network: Network, fabric: Fabric, config: Config):
         self.network, self._fabric, self._config = network, fabric, config
         self._compiled = compiles(config, fabric.device)
-        self._augment = compiled_augment if self._compiled else augment
-        self._to_float = compiled_to_float if self._compiled else to_float
+        self._augment = compiled_for_all(augment) if self._compiled else augment
+        self._to_float = compiled_for_all(to_float) if self._compiled else to_float
         self._represent = compiled(self._represented, self._compiled)
 
     @property

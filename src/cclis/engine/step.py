@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cclis.config import Config
 from cclis.data.augment import augment
-from cclis.engine.compiling import compiled, compiled_augment, compiles
+from cclis.engine.compiling import compiled, compiled_for_all, compiles
 from cclis.engine.optimizer import Optimizer
 from cclis.methods import Batch, Method
 
@@ -45,7 +45,7 @@ class Step:
         self._fabric, self._config = fabric, config
         compiling = compiles(config, fabric.device)
         self._graphed = compiling and fabric.device.type == "cuda"
-        self._augment = compiled_augment if compiling else augment
+        self._augment = compiled_for_all(augment) if compiling else augment
         self._losses = compiled(method.losses, compiling)
         self._probes = compiled(method.probes, compiling and method.sees_gradients)
         self._loss = torch.zeros((), device=fabric.device)
@@ -61,7 +61,7 @@ class Step:
             done: Steps of the task taken before.
             sizes: Samples of the task and of each replay in a batch, where they are kept apart.
         """
-        self._sizes = sizes
+        self.sizes = sizes
         self._steps = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: Tensors = {}
@@ -119,7 +119,7 @@ class Step:
             # Without gradients, as in inference: what is compiled for one serves the other.
             with torch.no_grad():
                 augmented = self._augment(images, self._config, chances)
-            batch = Batch(augmented, labels, proposal, extras, self._sizes)
+            batch = Batch(augmented, labels, proposal, extras, self.sizes)
             losses = self._losses(batch)
             probes = self._probes(batch)
         loss = torch.stack(list(losses.values())).sum()

@@ -96,7 +96,8 @@ class Trainer:
             features = feature_dimension(encoder.cpu(), image_shape)
             network = kind.make_network(config, encoder, image_shape[2], features, classes)
         network = self.fabric.to_device(network)
-        network.compiled = compiles(config, self.fabric.device)
+        if compiles(config, self.fabric.device):
+            network.compile_encoder()
         if self.fabric.device.type == "cuda":
             network = network.to(memory_format=torch.channels_last)
         self.method = kind(config, network)
@@ -105,7 +106,6 @@ class Trainer:
         self.task_sizes: list[int] = []
         self.images = 0
         self._steps = 1
-        self._sizes: tuple[int, ...] = ()
         self._position: Position | None = None
         self._replay = Replay(self.method, self.memory, config, self.fabric.device)
         groups = self.method.parameter_groups()
@@ -202,7 +202,6 @@ class Trainer:
         schedule = Schedule(epochs, how.steps, config.warmup_epochs, constant)
         started, before = time.perf_counter(), position.done
         self._step.begin_task(before, sizes)
-        self._sizes = sizes
         self._steps = how.steps
         self.method.network.train()
         with self._progress.bar(f"task {index + 1}  training", epochs * how.steps) as bar:
@@ -307,7 +306,7 @@ class Trainer:
 
     def _fits(self, batch: int) -> bool:
         height, width, channels = self.image_shape
-        device, past = self.fabric.device, self._sizes[1:]
+        device, past = self.fabric.device, self._step.sizes[1:]
         rows = (batch + sum(past)) * self.method.views
         torch.cuda.empty_cache()
         try:

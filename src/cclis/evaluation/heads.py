@@ -150,7 +150,7 @@ class View:
                 for x, y in zip(
                     torch.split(inputs, batch), torch.split(targets, batch), strict=True
                 ):
-                    # The gradient of the cross-entropy, written out: a tenth of autograd's time.
+                    # The gradient of the cross-entropy, written out: few kernels to start.
                     error = (layers @ x.T).softmax(dim=1) - y.T
                     momentum = PROBE_MOMENTUM * momentum + error @ x / len(x)
                     layers = layers - decayed * momentum

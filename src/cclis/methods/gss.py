@@ -53,8 +53,7 @@ class GSS(ClassifierMethod[GSSConfig]):
         self, slots: Tensor, memory: Memory, generator: torch.Generator
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Fill the memory, then replace by score (Algorithm 2)."""
-        known = len(memory) > 0 and self.score is not None
-        score = float(self.score) if known and self.score is not None else FIRST_SCORE
+        score = float(self.score) if len(memory) and self.score is not None else FIRST_SCORE
         scores = self.network.mean.new_full((len(slots),), score)
         if len(memory) == memory.capacity > 0:
             slots = gss_replacements(memory.extras["score"], scores, generator=generator)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -81,14 +83,20 @@ def _encode(encoder: nn.Module, images: Tensor) -> Tensor:
     return features
 
 
-_compiled_encode = torch.compile(_encode, dynamic=False)
-
-
-@torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call, untyped-decorator]
-def _encode_compiled(encoder: nn.Module, images: Tensor) -> Tensor:
+@cache
+def _encode_compiled() -> Callable[[nn.Module, Tensor], Tensor]:
     """Compiled apart from what calls it: that takes by far the longest, and happens once for
-    training and once for all that only looks, teachers included, whatever the losses are."""
-    return _compiled_encode(encoder, images)
+    training and once for all that only looks, teachers included, whatever the losses are.
+
+    Made when first asked for: the compiler takes seconds to import.
+    """
+    apart = torch.compile(_encode, dynamic=False)
+
+    @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call, untyped-decorator]
+    def encode(encoder: nn.Module, images: Tensor) -> Tensor:
+        return apart(encoder, images)
+
+    return cast(Callable[[nn.Module, Tensor], Tensor], encode)
 
 
 class Network(nn.Module, ABC):
@@ -96,14 +104,11 @@ class Network(nn.Module, ABC):
 
     What it holds per class has a fixed number of rows, so that shapes do not change as classes
     arrive; `widen` makes room for more, or takes back room that was not used.
-
-    Attributes:
-        compiled: Whether the encoder runs compiled.
     """
 
     mean: Tensor
     std: Tensor
-    compiled = False
+    _encode: Callable[[nn.Module, Tensor], Tensor] = staticmethod(_encode)
 
     def __init__(self, encoder: nn.Module, channels: int):
         super().__init__()
@@ -134,8 +139,11 @@ class Network(nn.Module, ABC):
             # A fifth slower than channels-last, which crashes torch 2.13's CPU convolutions of 8
             # channels on more than 32 pixels (the kind of fault of pytorch issue 136348).
             normalised = normalised.contiguous()
-        encode = _encode_compiled if self.compiled else _encode
-        return encode(self.encoder, normalised)
+        return self._encode(self.encoder, normalised)
+
+    def compile_encoder(self) -> None:
+        """From now on the encoder runs compiled, and so do copies of this network."""
+        self._encode = _encode_compiled()
 
     @abstractmethod
     def project(self, features: Tensor) -> Tensor:

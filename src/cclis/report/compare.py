@@ -12,10 +12,8 @@ from pathlib import Path
 
 from cclis.errors import InputError
 from cclis.files import read_json
-from cclis.metrics import average_accuracy
 from cclis.report.page import environment
-from cclis.report.results import Result, paper_row, variation
-from cclis.report.table import main_head
+from cclis.report.results import Result, paper_row, spread, variation
 
 COLUMNS = (
     *("benchmark", "memory", "method", "changed", "head", "Class-IL", "paper", "forgetting"),
@@ -51,9 +49,15 @@ class Entry:
         return f"{self.method} ({self.changed})" if self.changed else self.method
 
     @property
+    def heads(self) -> list[str]:
+        """Those that all runs were judged by; the method's own, named last, is the main one."""
+        first, *others = self.runs
+        return [head for head in first["class_il"] if all(head in r["class_il"] for r in others)]
+
+    @property
     def curve(self) -> list[float]:
         """Class-IL accuracy of the main head after each task, over the tasks so far."""
-        head = main_head(self.runs[0])
+        head = self.heads[-1]
         matrices = [run["class_il"][head]["matrix"] for run in self.runs]
         return [
             statistics.mean(statistics.mean(m[t][: t + 1]) for m in matrices)
@@ -92,7 +96,7 @@ def accuracy_table(found: Sequence[Entry]) -> Table:
     rows = []
     for entry in found:
         published = paper_row(entry.benchmark, entry.memory, entry.method, entry.changed)
-        for head in entry.runs[0]["class_il"]:
+        for head in entry.heads:
             numbers = {
                 (scenario, key): [run[scenario][head][key] for run in entry.runs]
                 for scenario in ("class_il", "task_il")
@@ -130,14 +134,10 @@ def paired_table(found: Sequence[Entry]) -> Table:
         seeds = sorted(first.keys() & second.keys())
         if len(seeds) < 2:
             continue
-        gaps = [first[seed] - second[seed] for seed in seeds]
+        pairs = [(first[seed], second[seed]) for seed in seeds]
+        gaps = [a - b for a, b in pairs]
         # Differences that are all the same leave nothing to test.
-        varied = statistics.pstdev(gaps) > 0
-        p = (
-            ttest_rel([first[s] for s in seeds], [second[s] for s in seeds]).pvalue
-            if varied
-            else None
-        )
+        p = ttest_rel(*zip(*pairs, strict=True)).pvalue if statistics.pstdev(gaps) > 0 else None
         rows.append(
             [
                 *(one.benchmark, str(one.memory), one.name, other.name, str(len(seeds))),
@@ -197,21 +197,16 @@ def comparison_page(found: Sequence[Entry]) -> str:
     )
 
 
-def spread(values: Sequence[float], *, digits: int = 2, sign: bool = False) -> str:
-    """Mean ± standard deviation, or the one number there is."""
-    mean = f"{statistics.mean(values):{'+' if sign else ''}.{digits}f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
-
-
 def _by_seed(entry: Entry) -> dict[int, float]:
-    head = main_head(entry.runs[0])
-    return {run["seed"]: average_accuracy(run["class_il"][head]["matrix"]) for run in entry.runs}
+    head = entry.heads[-1]
+    return {run["seed"]: run["class_il"][head]["accuracy"] for run in entry.runs}
 
 
 def _result(path: Path) -> Result:
     result = read_json(path)
     needed = {"benchmark", "memory", "method", "seed", "class_il", "task_il", "seconds"}
-    if not isinstance(result, dict) or not needed <= result.keys():
+    needed.add("peak_memory_bytes")
+    if not isinstance(result, dict) or not needed <= result.keys() or not result["class_il"]:
         raise InputError(f"{path} is not the result of a run")
     return result
 

@@ -25,7 +25,7 @@ COLUMNS = [
     (scenario, key) for scenario in ("class_il", "task_il") for key in ("accuracy", "forgetting")
 ]
 SCORES = "Class-IL | forgetting | Task-IL | forgetting"
-HEADS_IN_ORDER = (*("linear_paper", "linear", "discriminant", "means", "prototype", "classifier"),)
+HEADS_IN_ORDER = ("linear_paper", "linear", "discriminant", "means", "prototype", "classifier")
 ANYWHERE = {"seed", "memory", "device", "threads", "compile", "images", "checkpoint_minutes"}
 """Settings that make no other row."""
 
@@ -35,8 +35,8 @@ def results_table(results: Sequence[Result]) -> str:
     lines = [f"| benchmark | memory | method | head | {SCORES} | runs |", "|---" * 9 + "|"]
     for (benchmark, method, memory), runs in _rows([run for run in results if not variation(run)]):
         start = f"| {benchmark} | {memory} | {method} |"
-        published = _paper(benchmark, memory).get(method)
-        if published is not None:
+        published = paper_row(benchmark, memory, method)
+        if published:
             cells = [_published(published[scenario][key]) for scenario, key in COLUMNS]
             lines.append(f"{start} *the paper* | {' | '.join(cells)} | |")
         lines += [f"{start} {row}" for row in _by_head(runs)]
@@ -53,11 +53,11 @@ def summary_table(results: Sequence[Result]) -> str:
         "|---" * (len(heads) + 5) + "|",
     ]
     for (benchmark, method, memory), runs in rows:
-        published = _paper(benchmark, memory).get(method)
+        published = paper_row(benchmark, memory, method)
         cells = [_published(published["class_il"]["accuracy"]) if published else "–"]
         for head in heads:
             values = [r["class_il"][head]["accuracy"] for r in runs if head in r["class_il"]]
-            cells.append(_measured(values) if values else "–")
+            cells.append(spread(values) if values else "–")
         lines.append(f"| {benchmark} | {memory} | {method} | {' | '.join(cells)} | {len(runs)} |")
     return "\n".join(lines) + "\n"
 
@@ -70,10 +70,10 @@ def variations_table(results: Sequence[Result]) -> str:
         varied.setdefault(variation(result), []).append(result)
     varied.pop("", None)
     for what, same in sorted(varied.items()):
-        for (benchmark, _, memory), runs in _rows(same):
+        for (benchmark, method, memory), runs in _rows(same):
             start = f"| {benchmark} | {memory} | {what} |"
-            published = _paper(benchmark, memory).get("variations", {}).get(what)
-            if published is not None:
+            published = paper_row(benchmark, memory, method, what)
+            if published:
                 cells = [_published(published.get(s, {}).get(key)) for s, key in COLUMNS]
                 lines.append(f"{start} *the paper* | {' | '.join(cells)} | |")
             lines += [f"{start} {row}" for row in _by_head(runs)]
@@ -208,21 +208,18 @@ def _by_head(runs: Sequence[Result]) -> list[str]:
     rows = []
     for head in {head: None for run in runs for head in run["class_il"]}:
         having = [run for run in runs if head in run["class_il"]]
-        cells = [_measured([run[s][head][key] for run in having]) for s, key in COLUMNS]
+        cells = [spread([run[s][head][key] for run in having]) for s, key in COLUMNS]
         rows.append(f"{head} | {' | '.join(cells)} | {len(having)} |")
     return rows
 
 
-def paper_row(benchmark: str, memory: int, method: str, changed: str) -> dict[str, Any]:
+def paper_row(benchmark: str, memory: int, method: str, changed: str = "") -> dict[str, Any]:
     """The paper's numbers for a row, empty where it has none."""
-    rows = _paper(benchmark, memory)
-    found: dict[str, Any] = rows.get("variations", {}).get(changed, {}) if changed else {}
-    return found if changed else rows.get(method, {})
-
-
-def _paper(benchmark: str, memory: int) -> dict[str, Any]:
     paper = json.loads((resources.files("cclis.report") / "paper.json").read_text())
-    found: dict[str, Any] = paper.get(benchmark, {}).get(str(memory), {})
+    rows = paper.get(benchmark, {}).get(str(memory), {})
+    # What it varies is its own method.
+    varied = rows.get("variations", {}) if method == "cclis" else {}
+    found: dict[str, Any] = varied.get(changed, {}) if changed else rows.get(method, {})
     return found
 
 
@@ -230,9 +227,10 @@ def _published(number: Sequence[float] | None) -> str:
     return "–" if number is None else f"*{number[0]:.2f} ± {number[1]:.2f}*"
 
 
-def _measured(values: Sequence[float]) -> str:
-    mean = f"{statistics.mean(values):.2f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.2f}"
+def spread(values: Sequence[float], *, digits: int = 2, sign: bool = False) -> str:
+    """Mean ± standard deviation, or the one number there is."""
+    mean = f"{statistics.mean(values):{'+' if sign else ''}.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
 
 
 def _speed(name: str, row: Mapping[str, Any]) -> str:
