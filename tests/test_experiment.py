@@ -76,6 +76,7 @@ def test_a_run_directory_is_complete(run: Run) -> None:
     assert {path.name for path in run.path.iterdir()} == {
         "config.yaml",
         "metrics.jsonl",
+        "analysis.safetensors",
         "result.json",
         "report.html",
         "checkpoints",

@@ -282,11 +282,14 @@ def _report(options: Namespace) -> None:
         read_runs,
     )
     from cclis.report.page import render
+    from cclis.runs import Run
 
     paths = [Path(name) for name in options.runs]
     results = read_runs(paths)
     if len(results) == 1 and (paths[0] / "result.json").is_file():
-        write_atomically(paths[0] / "report.html", render(results[0]).encode())
+        run = Run(paths[0])
+        page = render(run.result, run.records, run.analysis)
+        write_atomically(run.path / "report.html", page.encode())
         print(paths[0] / "report.html")
         return
     folder = Path(options.output)

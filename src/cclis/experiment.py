@@ -30,6 +30,7 @@ from cclis.engine.device import (
 from cclis.engine.trainer import Learned, Trainer, as_input_errors, under
 from cclis.errors import InputError
 from cclis.evaluation.accuracy import Accuracies, evaluate
+from cclis.evaluation.analysis import analyse
 from cclis.files import write_atomically
 from cclis.interruption import Interrupted, Interruption
 from cclis.progress import QUIET, Progress
@@ -38,7 +39,7 @@ from cclis.runs import Run, summarise
 
 PLACES = ("output", "data", "start_from")
 """Settings that say where, not what: a result leaves them out."""
-MAY_CHANGE = frozenset({"data", "device", "images", "checkpoint_minutes"})
+MAY_CHANGE = frozenset({"data", "device", "images", "checkpoint_minutes", "map_samples"})
 """Settings that may be others when a run goes on."""
 Row = dict[str, Accuracies]
 
@@ -213,7 +214,7 @@ def _learn_all(journey: Journey, benchmark: Benchmark, progress: Progress) -> No
         if task.index < len(journey.rows):
             continue
         learned = journey.learn(task)
-        row = evaluate(
+        found = evaluate(
             trainer.inference,
             trainer.method.heads,
             learned.visible,
@@ -223,14 +224,20 @@ def _learn_all(journey: Journey, benchmark: Benchmark, progress: Progress) -> No
             config.seed,
             progress,
         )
+        row = found.accuracies
         journey.rows.append(row)
-        run.log({"task": task.index, "evaluation": _plain(row), "seconds": learned.seconds})
+        record = {"task": task.index, "evaluation": _plain(row), "seconds": learned.seconds}
+        run.log(record | ({"diagnosis": learned.diagnosis} if learned.diagnosis else {}))
+        if len(tests) == len(benchmark):
+            # Before the checkpoint that says that all is evaluated.
+            trained = (trainer.memory, trainer.inference)
+            run.save_analysis(analyse(found, *trained, benchmark.classes, config.map_samples))
         journey.save()
-        found = row[trainer.method.heads[-1]]
+        main = row[trainer.method.heads[-1]]
         progress.say(
             f"task {len(tests)}/{len(benchmark)} ({', '.join(task.names[:6])}"
             f"{', …' if len(task.names) > 6 else ''}) learned in {learned.seconds:.1f} s, "
-            f"Class-IL so far {sum(found.class_il) / len(tests):.1f} %"
+            f"Class-IL so far {sum(main.class_il) / len(tests):.1f} %"
         )
     seconds = journey.costs
     images = seconds.pop("images")
@@ -252,7 +259,7 @@ def _learn_all(journey: Journey, benchmark: Benchmark, progress: Progress) -> No
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "config": {k: v for k, v in config.to_dict().items() if k not in PLACES},
     }
-    write_atomically(run.path / "report.html", render(result).encode())
+    write_atomically(run.path / "report.html", render(result, run.records, run.analysis).encode())
     run.save_result(result)
 
 
@@ -381,7 +388,7 @@ def reevaluate(
                 options or config,
                 config.seed,
                 progress,
-            )
+            ).accuracies
         )
     result = {key: getattr(config, key) for key in ("benchmark", "method", "memory", "seed")}
     return {**result, **summarise(_triangle(rows, len(benchmark)))}

@@ -38,10 +38,12 @@ class Learned:
     Attributes:
         visible: The samples that heads are fitted to: the memory as it was, then the task.
         seconds: How long it took, scoring and selection included.
+        diagnosis: How good the choice of what is kept was, where the method says.
     """
 
     visible: ImageSet
     seconds: float
+    diagnosis: dict[str, Any]
 
 
 @dataclass
@@ -176,12 +178,11 @@ class Trainer:
         self._train(task, self._position, on_epoch, on_step)
         on_trained()
         visible = self.memory.visible(task)
-        if not self.method.streams:
-            self._refill(visible)
+        diagnosis = {} if self.method.streams else self._refill(visible)
         self._position = None
         self.task_sizes.append(new_classes)
         seen = self.fitted_to(visible)
-        return Learned(seen, time.perf_counter() - started)
+        return Learned(seen, time.perf_counter() - started, diagnosis)
 
     def fitted_to(self, visible: ImageSet) -> ImageSet:
         """What heads are fitted to, of what was visible during a task that has been learned."""
@@ -234,6 +235,7 @@ class Trainer:
                     {
                         "task": index,
                         "epoch": position.epoch,
+                        "step": position.done,
                         "loss": loss,
                         "losses": means,
                         "learning_rate": rate,
@@ -244,7 +246,7 @@ class Trainer:
                 position.drawn = self._replay.drawn()
                 on_step()
 
-    def _refill(self, visible: ImageSet) -> None:
+    def _refill(self, visible: ImageSet) -> dict[str, Any]:
         index, seed = len(self.task_sizes), self.config.seed
         chances = generator(self.fabric.device, seed, "score", index)
         with self._progress.bar(f"task {index + 1}  scoring", self.method.passes) as bar:
@@ -257,6 +259,7 @@ class Trainer:
             choice = Visible(visible.labels, represent, self.memory.extras)
             kept = self.method.keep(choice, self.memory.capacity, chance)
         self.memory.replace(visible[kept.indices], kept.proposal, kept.extras)
+        return kept.diagnosis
 
     def _make_room(self, classes: int) -> None:
         room = self.method.network.classes

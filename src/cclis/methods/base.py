@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -74,11 +74,13 @@ class Kept:
         indices: Which ones, int64 (M,).
         proposal: Their g_k, (M,).
         extras: What to keep with them, by name, (M, ...).
+        diagnosis: How good a choice it is, in numbers to be recorded, by name.
     """
 
     indices: Tensor
     proposal: Tensor
     extras: dict[str, Tensor] = field(default_factory=dict)
+    diagnosis: dict[str, Any] = field(default_factory=dict)
 
 
 def random_choice(labels: Tensor, capacity: int, generator: torch.Generator) -> Kept:
