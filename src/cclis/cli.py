@@ -276,11 +276,14 @@ def _report(options: Namespace) -> None:
         accuracy_table,
         comma_separated,
         comparison_page,
+        curves,
         entries,
+        groups,
         latex,
         markdown,
         read_runs,
     )
+    from cclis.report.drawing import picture
     from cclis.report.page import render
     from cclis.runs import Run
 
@@ -301,13 +304,17 @@ def _report(options: Namespace) -> None:
         raise InputError(f"cannot make {folder}: {error.strerror}") from None
     found = entries(results)
     rows = accuracy_table(found)
-    for name, text in (
-        ("comparison.html", comparison_page(found)),
-        ("comparison.md", markdown(COLUMNS, rows)),
-        ("comparison.csv", comma_separated(COLUMNS, rows)),
-        ("comparison.tex", latex(COLUMNS, rows)),
-    ):
-        write_atomically(folder / name, text.encode())
+    written = {
+        "comparison.html": comparison_page(found).encode(),
+        "comparison.md": markdown(COLUMNS, rows).encode(),
+        "comparison.csv": comma_separated(COLUMNS, rows).encode(),
+        "comparison.tex": latex(COLUMNS, rows).encode(),
+    }
+    for stream, together in groups(found).items():
+        figure, name = curves(together), re.sub(r"[^A-Za-z0-9]+", "-", stream).strip("-")
+        written |= {f"{name}.{kind}": picture(figure, kind) for kind in ("svg", "png")}
+    for name, content in written.items():
+        write_atomically(folder / name, content)
         print(folder / name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from cclis.cli import main
 from cclis.config import make_config
 from cclis.experiment import train
 from cclis.runs import Run
@@ -138,6 +140,19 @@ def test_pointing_at_a_sample_shows_its_image(window: Window, run: Run) -> None:
     assert image.startswith('url("data:image/')
     page.mouse.move(2, 2)
     page.wait_for_selector("#picture[hidden]", state="attached")
+
+
+def test_runs_side_by_side(window: Window, run: Run, tmp_path: Path) -> None:
+    other = {**run.result, "seed": 1, "method": "er", "config": {}}
+    (tmp_path / "er.json").write_text(json.dumps(other))
+    output = tmp_path / "out"
+    assert main(["report", str(run.path), str(tmp_path / "er.json"), "--output", str(output)]) == 0
+    page = window.open(output / "comparison.html")
+    assert page.locator("#curves-0 .scatterlayer .trace").count() == 2
+    before = shown(page, "matrix-0")
+    assert len(before) == 15
+    page.get_by_role("button", name="er", exact=True).click()
+    assert page.locator('.toggles [aria-pressed="true"]').all_text_contents() == ["er"]
 
 
 @pytest.mark.parametrize("window", [{"viewport": {"width": 390, "height": 844}}], indirect=True)

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import json
 import re
-from html.parser import HTMLParser
 from io import StringIO
 from typing import Any
 
@@ -16,6 +14,7 @@ from cclis.report.page import render
 from cclis.report.pictures import COLUMNS, sheet
 from cclis.report.table import main_head, result_tables
 from cclis.runs import summarise
+from tests.report.pages import Page
 
 HOSTILE = "</script><script>alert('class')</script>"
 
@@ -82,36 +81,6 @@ def analysis() -> dict[str, torch.Tensor]:
         "memory.proposal": torch.tensor([0.1, 0.2, 0.3, 0.9, 0.5]),
         **{"memory.embeddings": embeddings[:5], "prototypes": embeddings[:3]},
     }
-
-
-class Page(HTMLParser):
-    def __init__(self, text: str):
-        super().__init__()
-        self.tags: list[str] = []
-        self.addresses: list[str] = []
-        self.scripts: list[str] = []
-        self.words = ""
-        self._within = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self._within = tag
-        self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
-
-    def handle_endtag(self, tag: str) -> None:
-        self._within = ""
-
-    def handle_data(self, data: str) -> None:
-        if self._within == "script":
-            self.scripts.append(data)
-        elif self._within != "style":
-            self.words += data
-
-    @property
-    def figures(self) -> dict[str, list[dict[str, Any]]]:
-        found: dict[str, list[dict[str, Any]]] = json.loads(self.scripts[0])
-        return found
 
 
 def test_the_page_holds_every_number(result: dict[str, Any]) -> None:

@@ -24,15 +24,17 @@ PERPLEXITY = 30.0
 
 def accuracy_matrices(result: Result) -> list[Figure]:
     """Row t, column k: accuracy on task k after task t, for each scenario and head."""
-    return [
-        _figure(
-            names,
-            [_heat(_tasks(matrix), [f"after {n}" for n in _tasks(matrix)], matrix, ".1f", 100)],
-            x={"title": "accuracy on task, in %", "type": "category"},
-            y={"autorange": "reversed", "type": "category"},
-        )
-        for names, matrix in _matrices(result)
-    ]
+    return [accuracy_matrix(names, matrix) for names, matrix in _matrices(result)]
+
+
+def accuracy_matrix(choice: dict[str, str], matrix: Sequence[Sequence[Any]]) -> Figure:
+    """Row t, column k: accuracy on task k after task t."""
+    return _figure(
+        choice,
+        [_heat(_tasks(matrix), [f"after {n}" for n in _tasks(matrix)], matrix, ".1f", 100)],
+        x={"title": "accuracy on task, in %", "type": "category"},
+        y={"autorange": "reversed", "type": "category"},
+    )
 
 
 def accuracy_curves(result: Result) -> list[Figure]:
@@ -49,6 +51,18 @@ def accuracy_curves(result: Result) -> list[Figure]:
         y = {"title": "accuracy in %", "range": [0, 102]}
         figures.append(_figure(names, [*lines, mean], x=_tasks_axis("after task"), y=y))
     return figures
+
+
+def compared_curves(curves: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> Figure:
+    """Accuracy on all tasks so far by name, mean and standard deviation, as tasks are learned."""
+    lines = []
+    for name, points in curves:
+        means, deviations = zip(*points, strict=True)
+        line = _line(html.escape(name, quote=False), _tasks(means), means)
+        line["error_y"] = {"array": list(deviations), "visible": any(deviations), "thickness": 1}
+        lines.append(line)
+    axis = {"title": "accuracy in %", "range": [0, 102]}
+    return _figure({}, lines, x=_tasks_axis("after task"), y=axis)
 
 
 def forgetting_bars(result: Result) -> list[Figure]:
