@@ -38,7 +38,7 @@ from cclis.config import (
     recipe_path,
     recipes,
 )
-from cclis.errors import InputError
+from cclis.errors import InputError, as_input_errors
 from cclis.interruption import Interrupted
 from cclis.progress import Progress
 
@@ -291,7 +291,8 @@ def _report(options: Namespace) -> None:
     results = read_runs(paths)
     if len(results) == 1 and (paths[0] / "result.json").is_file():
         run = Run(paths[0])
-        page = render(run.result, run.records, run.analysis)
+        with as_input_errors(f"{run.path} does not hold what a run of this cclis writes"):
+            page = render(run.result, run.records, run.analysis)
         write_atomically(run.path / "report.html", page.encode())
         print(paths[0] / "report.html")
         return

@@ -27,8 +27,8 @@ from cclis.engine.device import (
     peak_memory,
     restore_global_chance,
 )
-from cclis.engine.trainer import Learned, Trainer, as_input_errors, under
-from cclis.errors import InputError
+from cclis.engine.trainer import Learned, Trainer, under
+from cclis.errors import InputError, as_input_errors
 from cclis.evaluation.accuracy import Accuracies, evaluate
 from cclis.evaluation.analysis import analyse
 from cclis.files import write_atomically
@@ -99,7 +99,7 @@ class Journey:
     def restore(self, state: State, warn: Callable[[str], None]) -> None:
         """Go back to where a checkpoint was written."""
         tensors, description = state
-        with as_input_errors():
+        with as_input_errors("not a state that this cclis wrote"):
             there = description["journey"]
             self.refuse_other_stream(there["stream"])
             self.trainer.restore(tensors, description)
@@ -176,7 +176,7 @@ def resume(run: Run, config: Config, progress: Progress = QUIET) -> Run:
         run.clean()
         state = run.checkpoints.newest(progress.say)
         if state is not None:
-            with as_input_errors():
+            with as_input_errors("not a state that this cclis wrote"):
                 settings = dict(state[1]["config"])
                 # Settings that came later have their defaults.
                 before = make_config(str(settings.pop("method")), settings).to_dict()
@@ -325,7 +325,7 @@ def _begun(
     journey = Journey(run, trainer, benchmark, stop)
     if start is not None:
         tensors, description = start
-        with as_input_errors():
+        with as_input_errors("not a state that this cclis wrote"):
             journey.refuse_other_stream(description["journey"]["stream"])
             epochs = trainer.config.first_epochs or trainer.config.epochs
             classes = description["task_sizes"][0]

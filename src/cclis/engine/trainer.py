@@ -22,7 +22,7 @@ from cclis.engine.optimizer import Optimizer
 from cclis.engine.replay import Replay
 from cclis.engine.schedule import Schedule
 from cclis.engine.step import Step
-from cclis.errors import InputError
+from cclis.errors import InputError, as_input_errors
 from cclis.memory import Memory
 from cclis.methods import METHODS, Batch, Visible
 from cclis.nn.network import Representation, feature_dimension, make_encoder
@@ -377,7 +377,7 @@ class Trainer:
         progress: Progress = QUIET,
     ) -> Trainer:
         """A trainer that goes on where `state` was taken, on any device."""
-        with as_input_errors():
+        with as_input_errors("not a state that this cclis wrote"):
             settings = dict(description["config"])
             settings["device"] = device or settings["device"]
             config = make_config(settings.pop("method"), settings)
@@ -389,7 +389,7 @@ class Trainer:
 
     def restore(self, tensors: dict[str, Tensor], description: Record) -> None:
         """Take over the tensors of a `state` that belongs to the same settings."""
-        with as_input_errors():
+        with as_input_errors("not a state that this cclis wrote"):
             self._restore(tensors, description)
 
     def _restore(self, tensors: dict[str, Tensor], description: Record) -> None:
@@ -417,18 +417,6 @@ class Trainer:
             seen = sum(self.task_sizes)
             self.method.count(seen, seen + position["classes"])
             self.method.load(under("method.", here))
-
-
-@contextmanager
-def as_input_errors() -> Iterator[None]:
-    """What a state of another making lacks, said as bad input."""
-    try:
-        yield
-    except InputError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-        kind = type(error).__name__
-        raise InputError(f"not a state that this cclis wrote ({kind}: {error})") from None
 
 
 def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -104,9 +104,11 @@ def losses(records: Records) -> list[Figure]:
         return []
     x, ends, before = [], [], 0
     for this, following in zip(epochs, [*epochs[1:], None], strict=True):
-        x.append(before + this["step"])
+        # Runs of earlier versions counted epochs alone.
+        step = this.get("step", this["epoch"] + 1)
+        x.append(before + step)
         if following is None or following["task"] != this["task"]:
-            before += this["step"]
+            before += step
             ends.append(before)
     names = {name: None for record in epochs for name in record["losses"]}
     lines = [_line(name, x, [r["losses"].get(name) for r in epochs], "lines") for name in names]
