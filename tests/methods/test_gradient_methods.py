@@ -13,7 +13,6 @@ from cclis import load_benchmark
 from cclis.config import CONFIGS, make_config
 from cclis.data.images import ImageSet
 from cclis.engine.trainer import Trainer
-from cclis.gradients import max_cosine
 from cclis.memory import Memory
 from cclis.methods import METHODS, Batch, Visible
 from cclis.nn.network import Representation
@@ -113,41 +112,60 @@ def test_gem_sees_all_of_its_memory_task_by_task(monkeypatch) -> None:
 # ---------------------------------------------------------------------------------------- GSS
 
 
-def test_gss_scores_a_batch_by_its_gradient() -> None:
+def test_gss_scores_every_sample_by_its_own_gradient() -> None:
+    torch.manual_seed(0)
+    config = CONFIGS["gss"]()
+    encoder = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(inplace=True))
+    encoder.append(nn.Flatten())
+    network = METHODS["gss"].make_network(config, encoder, 1, 12, 6)
+    gss, some = METHODS["gss"](config, network), batch((4, 3, 3))
+    statistics = encoder[1].running_mean.clone()
+    gss.before_step(some)
+    assert torch.equal(encoder[1].running_mean, statistics)
+    assert network.training
+
+    network.eval()
+    weights = [encoder[0].weight, network.classifier.weight]
+    rows = []
+    for image, label in zip(some.images, some.labels, strict=True):
+        loss = F.cross_entropy(network.logits(image[None]), label[None])
+        rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, weights)]))
+    for row, score in zip(rows[:4], some.keep["score"].tolist(), strict=True):
+        cosines = [float(F.cosine_similarity(row, other, dim=0)) for other in rows[7:]]
+        assert score == pytest.approx(max(cosines) + 1, abs=1e-5)
+
+
+def test_gss_learns_from_the_task_and_the_first_replay() -> None:
     gss, some = method("gss"), batch((4, 3, 3))
     logits = gss.network.logits(some.images[:7])
     (loss,) = gss.losses(some).values()
     torch.testing.assert_close(loss, F.cross_entropy(logits, some.labels[:7]))
-    gradients = []
-    for probe in gss.probes(some):
-        found = torch.autograd.grad(probe, list(gss.network.parameters()))
-        gradients.append(torch.cat([g.flatten() for g in found]))
-    vectors = torch.stack(gradients)
-    followed = torch.ones(7)
-    assert gss.steer(followed, vectors) is followed
-    cosine = F.cosine_similarity(vectors[0], vectors[1], dim=0)
-    torch.testing.assert_close(gss.score, cosine + 1, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(gss.score, max_cosine(vectors[:1], vectors[1:])[0])
+
+
+def test_the_first_samples_have_nothing_to_be_compared_with() -> None:
+    gss, some = method("gss"), batch((4, 3, 3))
+    some.proposal[4:] = 0
+    gss.before_step(some)
+    assert some.keep["score"].tolist() == pytest.approx([0.1] * 4)
 
 
 def test_gss_fills_its_memory_and_then_replaces_by_score() -> None:
     gss, memory, chance = method("gss"), Memory(4), torch.Generator().manual_seed(0)
 
-    def offer(slots: list[int], score: float) -> list[int]:
-        gss.score = torch.tensor(score)
-        found, extras = gss.admit(torch.tensor(slots), memory, chance)
+    def offer(slots: list[int], *scores: float) -> list[int]:
+        kept = {"score": torch.tensor(scores)}
+        found = gss.admit(torch.tensor(slots), kept, memory, chance)
         samples = ImageSet(torch.zeros(2, 4, 4, 1, dtype=torch.uint8), torch.tensor([0, 1]))
-        memory.insert(found, samples, extras)
+        memory.insert(found, samples, kept)
         return found.tolist()
 
-    assert offer([0, 1], 1.7) == [0, 1]
-    assert memory.extras["score"].tolist() == pytest.approx([0.1, 0.1])  # nothing to compare with
-    assert offer([2, 3], 1.7) == [2, 3]
-    assert memory.extras["score"].tolist() == pytest.approx([0.1, 0.1, 1.7, 1.7])
-    # Full: a batch that points the same way is never taken in, an opposite one often.
-    assert all(offer([0, 1], 1.2) == [-1, -1] for _ in range(20))
-    taken = [offer([-1, -1], 0.01) for _ in range(20)]
-    assert any(slot >= 0 for slots in taken for slot in slots)
+    assert offer([0, 1], 1.7, 1.2) == [0, 1]
+    assert offer([2, 3], 1.7, 1.1) == [2, 3]
+    assert memory.extras["score"].tolist() == pytest.approx([1.7, 1.2, 1.7, 1.1])
+    # Full: a sample that points where a reference does is never taken in, an opposite one often.
+    taken = [offer([0, 1], 1.2, 0.01) for _ in range(20)]
+    assert {first for first, _ in taken} == {-1}
+    assert any(second >= 0 for _, second in taken)
 
 
 # ---------------------------------------------------------------------------------------- GCR

@@ -102,8 +102,8 @@ class Replay:
             kept: What the step left to be kept with them.
         """
         new = ImageSet(batch["images"][:count], batch["labels"][:count])
-        slots, extras = self._method.admit(slots, self._memory, self.generators["admit"])
-        self._memory.insert(slots, new, {**kept, **extras})
+        slots = self._method.admit(slots, kept, self._memory, self.generators["admit"])
+        self._memory.insert(slots, new, kept)
 
     def _plan(self, samples: int, how: Mix, done: int) -> tuple[Tensor, Tensor, Tensor]:
         """For every step of an epoch: samples of the task, of the memory, slots of a reservoir."""
