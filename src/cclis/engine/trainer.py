@@ -101,7 +101,7 @@ class Trainer:
         if self.fabric.device.type == "cuda":
             network = network.to(memory_format=torch.channels_last)
         self.method = kind(config, network)
-        self.memory = Memory(config.memory)
+        self.memory = Memory(config.memory, self.method.reservoir if config.memory else 0)
         self.inference = Inference(network, self.fabric, config)
         self.task_sizes: list[int] = []
         self.images = 0
@@ -178,6 +178,8 @@ class Trainer:
         visible = self.memory.visible(task)
         if not self.method.streams:
             self._refill(visible)
+        elif self.memory.reservoir and self.memory.samples is not None:
+            self._refill(self.memory.samples)
         self._position = None
         self.task_sizes.append(new_classes)
         seen = self.fitted_to(visible)

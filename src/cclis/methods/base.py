@@ -115,6 +115,8 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
         passes: How often `keep` asks what the network makes of the visible samples.
         streams: Whether the memory is filled while a task streams by, by `admit`; otherwise it is
             refilled at the end of a task, by `keep`.
+        reservoir: For methods that stream: how many samples of the current task are held beside
+            the memory, for `keep` to choose from both; 0 makes the memory itself the reservoir.
         replays: How many batches of the memory are replayed beside each of the task; 0 mixes what
             it holds with the task in proportion.
         by_task: Whether all of the memory is replayed beside each batch, in parts by past task.
@@ -128,6 +130,7 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
     heads: tuple[str, ...]
     passes: int = 0
     streams: bool = False
+    reservoir: int = 0
     replays: int = 0
     by_task: bool = False
     views: int = 1
