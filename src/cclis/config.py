@@ -347,7 +347,7 @@ class GCROptions(Options):
     """The method gcr."""
 
     candidates: int = 1000
-    """Samples of a task, at random, that its coreset is chosen from."""
+    """Samples of a task, at random, that its coreset is chosen from: the size of a reservoir."""
     weight_ridge: float = 0.5
     """Price of large weights in the coreset."""
 

@@ -110,7 +110,7 @@ def test_prototypes_are_renormalised_before_every_step() -> None:
     method = make()
     with torch.no_grad():
         method.network.prototypes.mul_(3)
-    method.before_step()
+    method.before_step(batch([0]))
     torch.testing.assert_close(method.network.prototypes.norm(dim=1), torch.ones(6))
 
 

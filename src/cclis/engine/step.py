@@ -113,13 +113,13 @@ class Step:
     def _run(self, inputs: Tensors) -> tuple[Tensors, Tensors]:
         extras = dict(inputs)
         images, labels, proposal, chances = (extras.pop(name) for name in INPUTS)
-        self._method.before_step()
         self._optimizer.zero_grad()
         with self._fabric.autocast():
             # Without gradients, as in inference: what is compiled for one serves the other.
             with torch.no_grad():
                 augmented = self._augment(images, self._config, chances)
             batch = Batch(augmented, labels, proposal, extras, self.sizes)
+            self._method.before_step(batch)
             losses = self._losses(batch)
             probes = self._probes(batch)
         loss = torch.stack(list(losses.values())).sum()

@@ -103,7 +103,7 @@ class Trainer:
         if self.fabric.device.type == "cuda":
             network = network.to(memory_format=torch.channels_last)
         self.method = kind(config, network)
-        self.memory = Memory(config.memory)
+        self.memory = Memory(config.memory, self.method.reservoir if config.memory else 0)
         self.inference = Inference(network, self.fabric, config)
         self.task_sizes: list[int] = []
         self.images = 0
@@ -178,7 +178,11 @@ class Trainer:
         self._train(task, self._position, on_epoch, on_step)
         on_trained()
         visible = self.memory.visible(task)
-        diagnosis = {} if self.method.streams else self._refill(visible)
+        diagnosis: dict[str, Any] = {}
+        if not self.method.streams:
+            diagnosis = self._refill(visible)
+        elif self.memory.reservoir and self.memory.samples is not None:
+            diagnosis = self._refill(self.memory.samples)
         self._position = None
         self.task_sizes.append(new_classes)
         seen = self.fitted_to(visible)

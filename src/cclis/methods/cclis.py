@@ -36,7 +36,7 @@ class CCLIS(TeacherMethod[CCLISConfig, PrototypeNetwork]):
         """Encoder, projection and prototypes."""
         return PrototypeNetwork(encoder, channels, features, config.embedding, classes)
 
-    def before_step(self) -> None:
+    def before_step(self, batch: Batch) -> None:
         """Prototypes stay on the unit sphere."""
         self.network.normalise_prototypes()
 
