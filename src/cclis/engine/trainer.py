@@ -178,7 +178,8 @@ class Trainer:
         visible = self.memory.visible(task)
         if not self.method.streams:
             self._refill(visible)
-        elif self.memory.reservoir and self.memory.samples is not None:
+        elif self.memory.reservoir and self.memory.seen and self.memory.samples is not None:
+            # Unless the choice has been made: a first task may be taken over from another run.
             self._refill(self.memory.samples)
         self._position = None
         self.task_sizes.append(new_classes)
