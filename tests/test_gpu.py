@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from cclis.config import make_config
 from cclis.data.images import ImageSet
+from cclis.engine.inference import Inference
 from cclis.engine.trainer import Trainer
 from cclis.errors import InputError
 from cclis.experiment import Journey, resume, train
@@ -56,6 +58,33 @@ def test_a_deterministic_run_that_was_stopped_ends_the_same(
     (first, _), (second, _) = (run.checkpoints.load("task-4") for run in (straight, stopped))
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_recorded_passes_see_the_weights_as_they_are(precision: Any) -> None:
+    def images(count: int, first: int) -> ImageSet:
+        chance = torch.Generator().manual_seed(first)
+        pixels = torch.randint(0, 256, (count, 32, 32, 3), dtype=torch.uint8, generator=chance)
+        return ImageSet(pixels, torch.arange(count) % 2 + first).to("cuda")
+
+    settings = {"device": "cuda", "encoder": "resnet18", "width": 16, "epochs": 1, "memory": 20}
+    config = make_config("cclis", {**settings, "precision": precision, "deterministic": True})
+    trainer = Trainer(config, (32, 32, 3), 4)
+    test = images(6 * 512 + 100, 0).images
+
+    def both(inference: Inference) -> list[Tensor]:
+        chance = torch.Generator(device="cuda").manual_seed(0)
+        found = [inference(test), inference(test, chance)]
+        return [part for each in found for part in (each.features, each.embeddings)]
+
+    for first in (0, 2):
+        trainer.learn(images(256, first), 2)
+        recorded, again = both(trainer.inference), both(trainer.inference)
+        fresh = Inference(trainer.method.network, trainer.fabric, config)
+        fresh._passes = [fresh._pass, fresh._pass]
+        for one, same, plain in zip(recorded, again, both(fresh), strict=True):
+            assert torch.equal(one, same)
+            assert torch.equal(one, plain)
 
 
 def test_a_full_memory_says_which_batch_fits() -> None:

@@ -98,7 +98,7 @@ def test_the_recorded_step_learns_what_the_unrecorded_one_does(
 ) -> None:
     # 16 steps a task, 13 of them replayed.
     fast, fast_losses = after_tasks(method=method, compile=True, deterministic=True)
-    monkeypatch.setattr("cclis.engine.step.WARMUP", 10**9)
+    monkeypatch.setattr("cclis.engine.recording.WARMUP", 10**9)
     slow, slow_losses = after_tasks(method=method, compile=True, deterministic=True)
     # The same kernels, recorded or not: weights, momentum, batch statistics, generators, memory.
     assert fast_losses == slow_losses

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from cclis.config import Config, make_config
 from cclis.data.images import ImageSet
 from cclis.engine.compiling import compiles
-from cclis.engine.device import generator, make_fabric, on_host, seeded
+from cclis.engine.device import allocation_failures, generator, make_fabric, on_host, seeded
 from cclis.engine.inference import Inference
 from cclis.engine.optimizer import Optimizer
 from cclis.engine.replay import Replay
@@ -138,10 +138,13 @@ class Trainer:
             again: Whether samples of classes learned before may be among them.
         """
         self._check(task, new_classes, again)
+        failures = allocation_failures(self.fabric.device)
         with self.all_or_nothing():
             try:
                 return self._learn(task, new_classes, on_epoch, on_step, on_trained)
-            except torch.OutOfMemoryError as error:
+            except RuntimeError as error:
+                if not self._out_of_memory(error, failures):
+                    raise
                 # Frames of the failed step hold on to what filled the memory.
                 traceback.clear_frames(error.__traceback__)
                 raise InputError(self._too_large(len(task))) from None
@@ -181,7 +184,8 @@ class Trainer:
         diagnosis: dict[str, Any] = {}
         if not self.method.streams:
             diagnosis = self._refill(visible)
-        elif self.memory.reservoir and self.memory.samples is not None:
+        elif self.memory.reservoir and self.memory.seen and self.memory.samples is not None:
+            # Unless the choice has been made: a first task may be taken over from another run.
             diagnosis = self._refill(self.memory.samples)
         self._position = None
         self.task_sizes.append(new_classes)
@@ -311,11 +315,17 @@ class Trainer:
                 return f"{said}; batch_size {batch} would fit"
         return f"{said}, and for smaller ones: use smaller images (image_size) or width"
 
+    def _out_of_memory(self, error: RuntimeError, failures: int) -> bool:
+        """Libraries that find no room say it in words of their own: then the failures count."""
+        found = allocation_failures(self.fabric.device)
+        return isinstance(error, torch.OutOfMemoryError) or found > failures
+
     def _fits(self, batch: int) -> bool:
         height, width, channels = self.image_shape
         device, past = self.fabric.device, self._step.sizes[1:]
         rows = (batch + sum(past)) * self.method.views
         torch.cuda.empty_cache()
+        failures = allocation_failures(device)
         try:
             labels = torch.arange(rows, device=device) % max(1, self.method.seen)
             images = torch.zeros(rows, channels, height, width, device=device)
@@ -326,7 +336,9 @@ class Trainer:
                 terms = self.method.losses(trial)
             self.fabric.backward(torch.stack(list(terms.values())).sum())
             self._optimizer.zero_grad()
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not self._out_of_memory(error, failures):
+                raise
             traceback.clear_frames(error.__traceback__)
             self._optimizer.zero_grad()
             return False
