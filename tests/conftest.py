@@ -15,6 +15,10 @@ import pytest
 import torch
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
+from torch import Tensor
+
+from cclis.data.images import ImageSet
+from cclis.engine.trainer import Trainer
 
 # Two test processes share two cores; more threads would wait for each other.
 torch.set_num_threads(1)
@@ -41,6 +45,32 @@ INPUTS = int(os.environ.get("CCLIS_INPUTS", "100"))
 """How many inputs each fuzzing test makes up; `make soak` takes more."""
 FIGURES: dict[str, Any] = {"fuzzing_tests": 0, "inputs_each": INPUTS}
 """What `make soak` writes down."""
+
+
+def seeded(seed: int) -> torch.Generator:
+    """A source of randomness."""
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape: int, seed: int) -> Tensor:
+    """Numbers to put into mathematics."""
+    return torch.randn(*shape, generator=seeded(seed), dtype=torch.float64)
+
+
+def state_after(steps: int, trainer: Trainer, task: ImageSet) -> tuple[dict[str, Tensor], Any]:
+    """What a trainer's state is in the middle of a task of two classes, where it stops."""
+    found: list[Any] = []
+
+    def stop() -> None:
+        found.append(None)
+        if len(found) == steps:
+            tensors, description = trainer.state()
+            found[:] = [{name: value.clone() for name, value in tensors.items()}, description]
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        trainer.learn(task, 2, on_step=stop)
+    return found[0], found[1]
 
 
 def fuzz(test: Callable[..., None]) -> Callable[..., None]:

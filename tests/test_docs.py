@@ -6,7 +6,6 @@ import importlib.util
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from cclis.config import CONFIGS, make_config
 from cclis.engine.trainer import Trainer
 from cclis.experiment import train
 from cclis.methods import METHODS
+from tests.conftest import state_after
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
@@ -58,19 +58,9 @@ def test_the_method_of_the_page_on_adding_methods_works(monkeypatch, tmp_path: P
 
     straight, stopped = (Trainer(config, (8, 8, 1), 10) for _ in range(2))
     digits = load_benchmark("split-digits", limit=30)
-    saved: list[Any] = []
-
-    def save() -> None:
-        tensors, description = stopped.state()
-        saved[:] = [{k: v.clone() for k, v in tensors.items()}, description]
-        if stopped.steps == 7:
-            raise InterruptedError
-
     for trainer in (straight, stopped):
         trainer.learn(digits[0].train, 2)
-    with pytest.raises(InterruptedError):
-        stopped.learn(digits[1].train, 2, on_step=save)
-    resumed = Trainer.from_state(*saved)
+    resumed = Trainer.from_state(*state_after(7, stopped, digits[1].train))
     for trainer in (straight, resumed):
         trainer.learn(digits[1].train, 2)
     first, second = straight.state()[0], resumed.state()[0]

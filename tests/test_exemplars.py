@@ -15,17 +15,10 @@ from torch import Tensor
 
 from cclis.errors import InputError
 from cclis.exemplars import herding, matching_pursuit, reservoir_slots
+from tests.conftest import normal, seeded
 
 SETTINGS = settings(max_examples=80, deadline=None)
 UNLIKELY = 1e-4
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=seeded(seed), dtype=torch.float64)
 
 
 def sequential_slots(seen: int, capacity: int, draws: list[float]) -> list[int]:

@@ -16,17 +16,10 @@ from torch import Tensor
 from cclis import gradients
 from cclis.errors import InputError
 from cclis.gradients import gss_replacements, project
+from tests.conftest import normal, seeded
 
 SETTINGS = settings(max_examples=80, deadline=None)
 UNLIKELY = 1e-4
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=seeded(seed), dtype=torch.float64)
 
 
 @st.composite

@@ -15,7 +15,7 @@ from cclis.data.augment import augment, draw_chances
 from cclis.data.images import ImageSet
 from cclis.engine.trainer import Trainer
 from cclis.nn.network import _encode
-from tests.conftest import QUICK
+from tests.conftest import QUICK, state_after
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -147,20 +147,9 @@ def test_deterministic_runs_agree_bit_by_bit_wherever_the_images_lie() -> None:
 @pytest.mark.parametrize("steps", [2, 7])
 def test_a_state_from_the_middle_of_a_task_goes_on_exactly(steps: int) -> None:
     straight, stopped = (make(compile=True, deterministic=True) for _ in range(2))
-    saved: list[Any] = []
-
-    def save() -> None:
-        saved.append(None)
-        if len(saved) == steps:
-            tensors, description = stopped.state()
-            saved[:] = [{k: v.clone() for k, v in tensors.items()}, description]
-            raise InterruptedError
-
     for trainer in (straight, stopped):
         trainer.learn(colours(256, 0), 2)
-    with pytest.raises(InterruptedError):
-        stopped.learn(colours(256, 2), 2, on_step=save)
-    resumed = Trainer.from_state(*saved)
+    resumed = Trainer.from_state(*state_after(steps, stopped, colours(256, 2)))
     for trainer in (straight, resumed):
         trainer.learn(colours(256, 2), 2)
     first, second = straight.state()[0], resumed.state()[0]

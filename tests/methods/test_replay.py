@@ -13,7 +13,7 @@ from cclis import load_benchmark
 from cclis.config import CONFIGS, make_config
 from cclis.engine.trainer import Trainer
 from cclis.methods import METHODS, Batch
-from tests.conftest import QUICK
+from tests.conftest import QUICK, state_after
 
 SHAPE = (8, 8, 1)
 
@@ -116,21 +116,10 @@ def test_a_state_from_the_middle_of_a_task_goes_on_exactly(
 ) -> None:
     straight, stopped = (trainer(name) for _ in range(2))
     digits = load_benchmark("split-digits", limit=50)
-    saved: list[Any] = []
-
-    def save() -> None:
-        saved.append(None)
-        if len(saved) == steps:
-            tensors, description = stopped.state()
-            saved[:] = [{k: v.clone() for k, v in tensors.items()}, description]
-            raise InterruptedError
-
     for some in (straight, stopped):
         for task in range(index):
             some.learn(digits[task].train, 2)
-    with pytest.raises(InterruptedError):
-        stopped.learn(digits[index].train, 2, on_step=save)
-    resumed = Trainer.from_state(*saved)
+    resumed = Trainer.from_state(*state_after(steps, stopped, digits[index].train))
     for some in (straight, resumed):
         some.learn(digits[index].train, 2)
     first, second = straight.state()[0], resumed.state()[0]
