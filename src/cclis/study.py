@@ -416,7 +416,10 @@ def _run_all(
     todo: Sequence[Planned], planned: Sequence[Planned], jobs: int, progress: Progress
 ) -> dict[str, str]:
     """Run them, so many at once, each in a process of its own; returns why which ones failed."""
-    context, threads = _processes(), max(1, _cores() // jobs)
+    if not todo:
+        return {}
+    context, threads = _processes(), max(1, _cores() // min(jobs, len(todo)))
+    here = os.getcwd(), dict(os.environ)
     waiting, working = list(todo), list[tuple[Planned, BaseProcess]]()
     failed: dict[str, str] = {}
     with progress.bar("runs", len(todo)) as bar, Interruption() as stop:
@@ -429,7 +432,7 @@ def _run_all(
                 if run is not None:
                     waiting = [other for other in waiting if other.name != run.name]
                     progress.say(f"{'going on with' if run.begun else 'starting'} {run.name}")
-                    started = context.Process(target=_work, args=(run, threads), daemon=True)
+                    started = context.Process(target=_work, args=(run, threads, *here), daemon=True)
                     started.start()
                     working.append((run, started))
                     continue
@@ -466,8 +469,11 @@ def _processes() -> SpawnContext | ForkServerContext:
     return context
 
 
-def _work(run: Planned, threads: int) -> None:
+def _work(run: Planned, threads: int, folder: str, environment: dict[str, str]) -> None:
     """What the process of a run does."""
+    # A server knows those of the moment it was started.
+    os.chdir(folder)
+    os.environ.update(environment)
     if hasattr(os, "setsid"):
         # A key pressed in the terminal reaches the study alone, which passes it on once.
         os.setsid()
