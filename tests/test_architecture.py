@@ -26,6 +26,7 @@ LAYERS = (
     {"runs"},
     {"report"},
     {"experiment"},
+    {"study"},
     {"learner", "cli"},
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

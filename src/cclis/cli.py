@@ -7,7 +7,7 @@ import dataclasses
 import difflib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
@@ -56,7 +56,7 @@ class Parser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise what is wrong as an InputError."""
-        message = re.sub(r'Parser key "([\w.]+)":', r"--\1:", " ".join(message.split()))
+        message = re.sub(r'Parser key "([\w.]+)"[\w ]*:', r"--\1:", " ".join(message.split()))
         message = re.sub(r"<class '(\w+)'>", r"\1", message)
         message = re.sub(r"typing\.Literal\[(.*?)\]", r"one of \1", message)
         message = re.sub(
@@ -123,18 +123,19 @@ def _run(arguments: list[str]) -> int:
     commands.add_subcommand("train", _train_parser(arguments), help="learn a benchmark")
     commands.add_subcommand("evaluate", _evaluate_parser(), help="evaluate a run again")
     commands.add_subcommand("report", _report_parser(), help="a page of a run, or of several")
+    commands.add_subcommand("study", _study_parser(), help="a table or figure of the paper")
     commands.add_subcommand("benchmarks", Parser(), help="list benchmarks and methods")
     commands.add_subcommand("data", _data_parser(), help="list, check and download datasets")
     parsed = parser.parse_args(arguments)
-    run = {
+    run: dict[str, Callable[[Namespace], int | None]] = {
         "train": _train,
         "evaluate": _evaluate,
         "report": _report,
+        "study": _study,
         "benchmarks": _benchmarks,
         "data": _data,
     }
-    run[parsed.command](parsed[parsed.command])
-    return 0
+    return run[parsed.command](parsed[parsed.command]) or 0
 
 
 def _train_parser(arguments: list[str]) -> ArgumentParser:
@@ -317,6 +318,67 @@ def _report(options: Namespace) -> None:
     for name, content in written.items():
         write_atomically(folder / name, content)
         print(folder / name)
+
+
+def _study_parser() -> ArgumentParser:
+    parser = Parser(
+        description="Run what a table or a figure of the paper needs, and build it. Runs that are "
+        "there are not repeated, interrupted ones go on, and one that fails stops no other."
+    )
+    parser.add_argument(
+        "name",
+        help="table1, table2, ablation-is-prd (Table 3), ablation-rbs (Table 4), buffers "
+        "(Table 7), backbones (Table 8), losses (Table 9), lambda (Figure 2) or tsne (Figure 3)",
+    )
+    parser.add_argument(
+        "--benchmark",
+        nargs="+",
+        help="one or several [default: those of the paper; split-digits at the scale smoke]",
+    )
+    parser.add_argument(
+        "--seeds",
+        nargs="+",
+        type=int,
+        help="a run of everything for each [default: 0 1 2; 0 at the scale smoke]",
+    )
+    parser.add_argument(
+        "--scale",
+        default="paper",
+        help="paper takes the recipes as they are, short cuts their epochs to 50 and 20 (10 for "
+        "methods with a classifier), smoke shows in seconds that everything runs",
+    )
+    parser.add_argument(
+        "--output",
+        type=str | None,
+        help="folder for pages and runs, shared by the studies of a scale [default: studies/SCALE]",
+    )
+    parser.add_argument("--data", type=str | None, help="folder of the datasets")
+    parser.add_argument("--device", type=str, default="auto", help="auto, cpu or cuda")
+    parser.add_argument(
+        "--jobs",
+        type=int | None,
+        help="runs at once, which share the card or the cores [default: 1 on a GPU, otherwise "
+        "one a core]",
+    )
+    parser.add_argument("--dry_run", action="store_true", help="list the runs, and stop")
+    return parser
+
+
+def _study(options: Namespace) -> int:
+    from cclis.study import run_study
+
+    settings = options.as_dict()
+    written, failed = run_study(
+        settings.pop("name"),
+        benchmarks=settings.pop("benchmark"),
+        progress=Progress(),
+        **settings,
+    )
+    for path in written:
+        print(path)
+    if failed:
+        print(f"cclis: {len(failed)} runs failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 def _benchmarks(options: Namespace) -> None:

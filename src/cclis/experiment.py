@@ -117,7 +117,7 @@ class Journey:
 
     def refuse_other_stream(self, stream: dict[str, Any]) -> None:
         """Raise an InputError that shows the difference, if there is one."""
-        _refuse_differences(stream, self._stream, "this checkpoint learned another stream")
+        refuse_differences(stream, self._stream, "this checkpoint learned another stream")
 
     def step(self) -> None:
         """After a step: save when it is time or when asked to stop, and then stop."""
@@ -166,7 +166,7 @@ def resume(run: Run, config: Config, progress: Progress = QUIET) -> Run:
         config: Its settings; only those of `MAY_CHANGE` may be other than they were.
         progress: Where to show what goes on.
     """
-    _refuse_differences(
+    refuse_differences(
         run.config.to_dict(), config.to_dict(), "a run goes on with its own settings", MAY_CHANGE
     )
     if run.ended:
@@ -180,7 +180,7 @@ def resume(run: Run, config: Config, progress: Progress = QUIET) -> Run:
                 settings = dict(state[1]["config"])
                 # Settings that came later have their defaults.
                 before = make_config(str(settings.pop("method")), settings).to_dict()
-            _refuse_differences(before, config.to_dict(), "the checkpoint has others", MAY_CHANGE)
+            refuse_differences(before, config.to_dict(), "the checkpoint has others", MAY_CHANGE)
         benchmark = _benchmark(config, progress)
         trainer = Trainer(config, benchmark.image_shape, benchmark.classes, progress=progress)
         if state is not None:
@@ -309,7 +309,7 @@ def _first_task_of_another(config: Config) -> State | None:
     if config.start_from is None:
         return None
     other = Run.open(config.start_from)
-    _refuse_differences(
+    refuse_differences(
         other.config.to_dict(),
         config.to_dict(),
         f"the first task of {other.path} was learned with other settings",
@@ -337,9 +337,10 @@ def _begun(
     return journey
 
 
-def _refuse_differences(
+def refuse_differences(
     before: dict[str, Any], now: dict[str, Any], why: str, free: Collection[str] = ()
 ) -> None:
+    """Raise an InputError that shows which settings are others, if any is that is not free."""
     found = [
         f"{name} {before.get(name)!r} → {now.get(name)!r}"
         for name in {**before, **now}

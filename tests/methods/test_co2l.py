@@ -13,9 +13,9 @@ from cclis.methods.co2l import BASE_TEMPERATURE
 from tests.conftest import QUICK
 
 
-def make() -> Co2L:
+def make(distill_weight: float = 0.7) -> Co2L:
     torch.manual_seed(0)
-    config = Co2LConfig(embedding=8, distill_weight=0.7)
+    config = Co2LConfig(embedding=8, distill_weight=distill_weight)
     encoder = nn.Sequential(nn.Flatten(), nn.Linear(16, 12))
     return Co2L(config, Co2L.make_network(config, encoder, 1, 12, classes=6))
 
@@ -39,6 +39,26 @@ def test_anchors_are_the_tasks_samples_and_all_are_distilled() -> None:
     expected = 0.7 * ird(z, target, student_temperature=0.2, teacher_temperature=0.01)
     torch.testing.assert_close(found["distill"], expected)
     assert float(found["distill"]) > 0
+
+
+def test_without_weight_the_contrast_stands_alone() -> None:
+    method = make(distill_weight=0.0)
+    for _ in range(2):
+        method.begin_task(2)
+    labels = torch.tensor([0, 1, 2, 3, 2, 3, 0, 2])
+    some = Batch(torch.rand(8, 1, 4, 4), labels, torch.where(labels >= 2, -1.0, 0.3))
+    (found,) = method.losses(some).values()
+    z = method.network.embed(some.images).double()
+    costs = []
+    for i in range(8):
+        others = [k for k in range(8) if k != i]
+        alike = [k for k in others if labels[k] == labels[i]]
+        if labels[i] >= 2 and alike:
+            bottom = torch.stack([z[i] @ z[k] / 0.5 for k in others]).logsumexp(dim=0)
+            costs.append(torch.stack([bottom - z[i] @ z[k] / 0.5 for k in alike]).mean())
+    expected = 0.5 / BASE_TEMPERATURE * torch.stack(costs).mean()
+    torch.testing.assert_close(found, expected.float())
+    assert method.teacher is None
 
 
 def test_every_image_is_seen_twice_and_otherwise_each_time(monkeypatch) -> None:

@@ -21,6 +21,10 @@ class Co2L(TeacherMethod[Co2LConfig, ProjectionNetwork]):
     heads = ("discriminant", "means", "linear")
     views = 2
 
+    def __init__(self, config: Co2LConfig, network: ProjectionNetwork):
+        super().__init__(config, network)
+        self.distils = config.distill_weight > 0
+
     @staticmethod
     def make_network(
         config: Co2LConfig, encoder: nn.Module, channels: int, features: int, classes: int

@@ -12,6 +12,7 @@ import json
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -27,14 +28,8 @@ COLUMNS = [
 SCORES = "Class-IL | forgetting | Task-IL | forgetting"
 HEADS_IN_ORDER = ("linear_paper", "linear", "discriminant", "means", "prototype", "classifier")
 ANYWHERE = {
-    "seed",
-    "memory",
-    "device",
-    "threads",
-    "compile",
-    "images",
-    "checkpoint_minutes",
-    "map_samples",
+    *("benchmark", "memory", "seed", "map_samples"),
+    *("device", "threads", "compile", "images", "checkpoint_minutes"),
 }
 """Settings that make no other row."""
 
@@ -46,7 +41,7 @@ def results_table(results: Sequence[Result]) -> str:
         start = f"| {benchmark} | {memory} | {method} |"
         published = paper_row(benchmark, memory, method)
         if published:
-            cells = [_published(published[scenario][key]) for scenario, key in COLUMNS]
+            cells = [_published(published.get(s, {}).get(key)) for s, key in COLUMNS]
             lines.append(f"{start} *the paper* | {' | '.join(cells)} | |")
         lines += [f"{start} {row}" for row in _by_head(runs)]
     return "\n".join(lines) + "\n"
@@ -224,12 +219,25 @@ def _by_head(runs: Sequence[Result]) -> list[str]:
 
 def paper_row(benchmark: str, memory: int, method: str, changed: str = "") -> dict[str, Any]:
     """The paper's numbers for a row, empty where it has none."""
-    paper = json.loads((resources.files("cclis.report") / "paper.json").read_text())
-    rows = paper.get(benchmark, {}).get(str(memory), {})
+    rows = _paper().get(benchmark, {}).get(str(memory), {})
     # What it varies is its own method.
     varied = rows.get("variations", {}) if method == "cclis" else {}
     found: dict[str, Any] = varied.get(changed, {}) if changed else rows.get(method, {})
     return found
+
+
+def paper_row_of_study(study: str, benchmark: str, memory: int, variant: str) -> dict[str, Any]:
+    """What one table prints otherwise than another for the same settings; empty elsewhere."""
+    rows = _paper()["studies"].get(study, {}).get(benchmark, {}).get(str(memory), {})
+    found: dict[str, Any] = rows.get(variant, {})
+    return found
+
+
+@cache
+def _paper() -> dict[str, Any]:
+    text = (resources.files("cclis.report") / "paper.json").read_text(encoding="utf-8")
+    paper: dict[str, Any] = json.loads(text)
+    return paper
 
 
 def _published(number: Sequence[float] | None) -> str:

@@ -1,0 +1,176 @@
+"""The table and the figure of a study: what was measured beside what the paper prints."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+
+from cclis.report.compare import (
+    COLUMNS,
+    PAIRS,
+    Entry,
+    Table,
+    accuracy_table,
+    paired_table,
+)
+from cclis.report.drawing import Line, line_figure
+from cclis.report.page import environment
+from cclis.report.results import Result, spread
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PAPER_HEADS = ("linear_paper", "linear")
+"""The heads that follow the paper's protocol, the nearer first; others are judged by their own."""
+NAMES = {
+    ("class_il", "accuracy"): "Class-IL",
+    ("task_il", "accuracy"): "Task-IL",
+    ("class_il", "forgetting"): "Class-IL forgetting",
+    ("task_il", "forgetting"): "Task-IL forgetting",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a study.
+
+    Attributes:
+        benchmark: What was learned.
+        memory: How many samples could be kept.
+        variant: What was varied, in the paper's words.
+        runs: What came out, by the names of the runs that ended.
+        failed: What went wrong, by the names of those that did not.
+        paper: The paper's numbers, by scenario and kind; empty where it has none.
+        line: The line of the figure that the row is a point of.
+        place: Where on that line, or None where there is no figure.
+    """
+
+    benchmark: str
+    memory: int
+    variant: str
+    runs: Mapping[str, Result]
+    failed: Mapping[str, str]
+    paper: Mapping[str, Any]
+    line: str = ""
+    place: float | None = None
+
+    @property
+    def head(self) -> str:
+        """The head that is compared with the paper."""
+        return compared_head(next(iter(self.runs.values()))) if self.runs else "–"
+
+    def entry(self, *heads: str) -> Entry:
+        """The row as a comparison has it, under its variant's name; judged by these heads alone."""
+        runs: list[Result] = []
+        for run in self.runs.values():
+            kept = {s: {h: run[s][h] for h in heads or run[s]} for s in ("class_il", "task_il")}
+            runs.append({**run, **kept})
+        return Entry(self.benchmark, self.memory, self.variant, "", runs)
+
+    def measured(self, scenario: str, key: str) -> list[float]:
+        """The number of every run that ended."""
+        return [run[scenario][self.head][key] for run in self.runs.values()]
+
+    def published(self, scenario: str, key: str) -> Sequence[float] | None:
+        """The paper's mean and standard deviation, or None."""
+        found: Sequence[float] | None = self.paper.get(scenario, {}).get(key)
+        return found
+
+
+def compared_head(result: Result) -> str:
+    """The head nearest to the paper's protocol; chosen by name, never by accuracy."""
+    heads = list(result["class_il"])
+    return next((head for head in PAPER_HEADS if head in heads), heads[-1])
+
+
+def columns(scores: Sequence[tuple[str, str]]) -> list[str]:
+    """The header of `study_table`."""
+    names = [part for score in scores for part in (NAMES[score], "paper")]
+    return ["benchmark", "memory", "variant", "head", *names, "runs"]
+
+
+def study_table(rows: Sequence[Row], scores: Sequence[tuple[str, str]]) -> Table:
+    """A row for every variant: each score's mean ± standard deviation, and the paper's beside it,
+    with the difference of the means in brackets."""
+    table = []
+    for row in rows:
+        cells = []
+        for score in scores:
+            ours, paper = row.measured(*score), row.published(*score)
+            cells += [spread(ours) if ours else "–", _beside(paper, ours)]
+        asked = len(row.runs) + len(row.failed)
+        ended = f"{len(row.runs)} of {asked}" if row.failed else str(asked)
+        table.append([row.benchmark, str(row.memory), row.variant, row.head, *cells, ended])
+    return table
+
+
+def study_figure(rows: Sequence[Row], axis: str) -> Figure:
+    """Class-IL accuracy along the axis of a study; the paper's points hollow and dashed."""
+    by_name: dict[str, list[Row]] = {}
+    for row in rows:
+        by_name.setdefault(row.line, []).append(row)
+    lines = []
+    for number, (name, points) in enumerate(by_name.items()):
+        ours = [(p, p.measured("class_il", "accuracy")) for p in points]
+        printed = [(p, p.published("class_il", "accuracy")) for p in points]
+        for caption, dashed, found in (
+            (name, False, [(p.place, *_mean_and_deviation(v)) for p, v in ours if v]),
+            (f"{name}, the paper", True, [(p.place, *v) for p, v in printed if v]),
+        ):
+            if found:
+                x, y, deviation = (list(column) for column in zip(*found, strict=True))
+                lines.append(Line(caption, x, y, deviation, number, dashed))
+    return line_figure(lines, axis, "Class-IL accuracy in %")
+
+
+def study_page(
+    rows: Sequence[Row],
+    scores: Sequence[tuple[str, str]],
+    *,
+    title: str,
+    about: str,
+    scale: str,
+    svg: bytes | None = None,
+    embed: bool = False,
+) -> str:
+    """All of it as one page, beside the folder `runs`; names in it are shown as text, never run.
+
+    Args:
+        rows: The rows of the study.
+        scores: Which numbers, as (scenario, kind).
+        title: What stands above it.
+        about: What the study asks, in a sentence.
+        scale: How large the runs were, in words.
+        svg: The figure.
+        embed: Whether to show the reports of the runs inside the page.
+    """
+    ended = [row for row in rows if row.runs]
+    text = None if svg is None else svg.decode()
+    template = environment().get_template("study.html")
+    return template.render(
+        title=title,
+        about=about,
+        scale=scale,
+        # The figure is drawn here, and its labels are escaped by what draws it.
+        figure=None if text is None else Markup(text[text.index("<svg") :]),
+        table=[columns(scores), *study_table(rows, scores)],
+        all_heads=[COLUMNS, *accuracy_table([row.entry() for row in ended])],
+        pairs=[PAIRS, *paired_table([row.entry(row.head) for row in ended])],
+        rows=rows,
+        embed=embed,
+    )
+
+
+def _mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
+    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def _beside(paper: Sequence[float] | None, ours: Sequence[float]) -> str:
+    if paper is None:
+        return "–"
+    difference = f" ({statistics.mean(ours) - paper[0]:+.2f})" if ours else ""
+    return f"{paper[0]:.2f} ± {paper[1]:.2f}{difference}"
