@@ -26,7 +26,8 @@ LAYERS = (
     {"runs"},
     {"report"},
     {"experiment"},
-    {"learner", "cli"},
+    {"learner", "tune"},
+    {"cli"},
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

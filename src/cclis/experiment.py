@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import platform
+import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,6 +42,8 @@ PLACES = ("output", "data", "start_from")
 MAY_CHANGE = frozenset({"data", "device", "images", "checkpoint_minutes"})
 """Settings that may be others when a run goes on."""
 Row = dict[str, Accuracies]
+OnTask = Callable[[int, float], None]
+"""Told, after each task, its index and the main head's Class-IL accuracy over the tasks so far."""
 
 
 class Journey:
@@ -116,7 +119,11 @@ class Journey:
 
     def refuse_other_stream(self, stream: dict[str, Any]) -> None:
         """Raise an InputError that shows the difference, if there is one."""
-        _refuse_differences(stream, self._stream, "this checkpoint learned another stream")
+        refuse_differences(stream, self._stream, "this checkpoint learned another stream")
+
+    def accuracy(self, index: int) -> float:
+        """The main head's Class-IL accuracy after a task, over the tasks so far."""
+        return statistics.fmean(self.rows[index][self.trainer.method.heads[-1]].class_il)
 
     def step(self) -> None:
         """After a step: save when it is time or when asked to stop, and then stop."""
@@ -146,26 +153,34 @@ class Journey:
         self._stop.check()
 
 
-def train(config: Config, progress: Progress = QUIET) -> Run:
+def train(
+    config: Config, progress: Progress = QUIET, on_task: OnTask = lambda index, accuracy: None
+) -> Run:
     """Learn a benchmark task by task and leave a run directory behind."""
-    benchmark = _benchmark(config, progress)
+    benchmark = benchmark_of(config, progress)
     trainer = Trainer(config, benchmark.image_shape, benchmark.classes, progress=progress)
     start = _first_task_of_another(config)
     run = Run.create(config)
     with _going_on(run) as stop:
-        _learn_all(_begun(run, trainer, benchmark, stop, start), benchmark, progress)
+        _learn_all(_begun(run, trainer, benchmark, stop, start), benchmark, progress, on_task)
     return run
 
 
-def resume(run: Run, config: Config, progress: Progress = QUIET) -> Run:
+def resume(
+    run: Run,
+    config: Config,
+    progress: Progress = QUIET,
+    on_task: OnTask = lambda index, accuracy: None,
+) -> Run:
     """Go on with a run that was interrupted, from its newest whole checkpoint.
 
     Args:
         run: The run.
         config: Its settings; only those of `MAY_CHANGE` may be other than they were.
         progress: Where to show what goes on.
+        on_task: Told about every task of a run that had not ended, those learned before included.
     """
-    _refuse_differences(
+    refuse_differences(
         run.config.to_dict(), config.to_dict(), "a run goes on with its own settings", MAY_CHANGE
     )
     if run.ended:
@@ -179,8 +194,8 @@ def resume(run: Run, config: Config, progress: Progress = QUIET) -> Run:
                 settings = dict(state[1]["config"])
                 # Settings that came later have their defaults.
                 before = make_config(str(settings.pop("method")), settings).to_dict()
-            _refuse_differences(before, config.to_dict(), "the checkpoint has others", MAY_CHANGE)
-        benchmark = _benchmark(config, progress)
+            refuse_differences(before, config.to_dict(), "the checkpoint has others", MAY_CHANGE)
+        benchmark = benchmark_of(config, progress)
         trainer = Trainer(config, benchmark.image_shape, benchmark.classes, progress=progress)
         if state is not None:
             journey = Journey(run, trainer, benchmark, stop)
@@ -189,17 +204,19 @@ def resume(run: Run, config: Config, progress: Progress = QUIET) -> Run:
             run.unlog(0)
             start = _first_task_of_another(config)
             journey = _begun(run, trainer, benchmark, stop, start)
-        _learn_all(journey, benchmark, progress)
+        _learn_all(journey, benchmark, progress, on_task)
     return run
 
 
-def _learn_all(journey: Journey, benchmark: Benchmark, progress: Progress) -> None:
+def _learn_all(journey: Journey, benchmark: Benchmark, progress: Progress, on_task: OnTask) -> None:
     run, trainer = journey.run, journey.trainer
     config, device = trainer.config, trainer.fabric.device
     progress.say(
         f"{config.method} on {config.benchmark}: {len(benchmark)} tasks, {benchmark.classes} "
         f"classes, memory {config.memory}, on {device_name(device)}"
     )
+    if config.validation is not None:
+        progress.say(f"tested on {config.validation:.0%} of the training samples, kept from it")
     if 0 < config.memory < benchmark.classes:
         progress.say(
             f"a memory of {config.memory} is smaller than the {benchmark.classes} classes: some "
@@ -211,6 +228,7 @@ def _learn_all(journey: Journey, benchmark: Benchmark, progress: Progress) -> No
         progress.say(f"going on after task {len(trainer.task_sizes)}")
     for task, tests in _stages(benchmark, trainer):
         if task.index < len(journey.rows):
+            on_task(task.index, journey.accuracy(task.index))
             continue
         learned = journey.learn(task)
         row = evaluate(
@@ -226,12 +244,13 @@ def _learn_all(journey: Journey, benchmark: Benchmark, progress: Progress) -> No
         journey.rows.append(row)
         run.log({"task": task.index, "evaluation": _plain(row), "seconds": learned.seconds})
         journey.save()
-        found = row[trainer.method.heads[-1]]
+        accuracy = journey.accuracy(task.index)
         progress.say(
             f"task {len(tests)}/{len(benchmark)} ({', '.join(task.names[:6])}"
             f"{', …' if len(task.names) > 6 else ''}) learned in {learned.seconds:.1f} s, "
-            f"Class-IL so far {sum(found.class_il) / len(tests):.1f} %"
+            f"Class-IL so far {accuracy:.1f} %"
         )
+        on_task(task.index, accuracy)
     seconds = journey.costs
     images = seconds.pop("images")
     if seconds["compile"]:
@@ -302,7 +321,7 @@ def _first_task_of_another(config: Config) -> State | None:
     if config.start_from is None:
         return None
     other = Run.open(config.start_from)
-    _refuse_differences(
+    refuse_differences(
         other.config.to_dict(),
         config.to_dict(),
         f"the first task of {other.path} was learned with other settings",
@@ -330,9 +349,10 @@ def _begun(
     return journey
 
 
-def _refuse_differences(
+def refuse_differences(
     before: dict[str, Any], now: dict[str, Any], why: str, free: Collection[str] = ()
 ) -> None:
+    """Raise an InputError that shows every difference but those that are free."""
     found = [
         f"{name} {before.get(name)!r} → {now.get(name)!r}"
         for name in {**before, **now}
@@ -363,7 +383,7 @@ def reevaluate(
         The matrices and averages, as in result.json.
     """
     config = dataclasses.replace(run.config, data=data or run.config.data)
-    benchmark = _benchmark(config, progress)
+    benchmark = benchmark_of(config, progress)
     trainer = Trainer.from_state(*run.checkpoints.load("task-0"), device=device)
     rows = []
     for task, tests in _stages(benchmark, trainer):
@@ -397,7 +417,8 @@ def versions() -> dict[str, str]:
     }
 
 
-def _benchmark(config: Config, progress: Progress) -> Benchmark:
+def benchmark_of(config: Config, progress: Progress = QUIET) -> Benchmark:
+    """The stream that a run with these settings learns."""
     return load_benchmark(
         config.benchmark,
         config.data,
@@ -406,6 +427,8 @@ def _benchmark(config: Config, progress: Progress) -> Benchmark:
         image_size=config.image_size,
         skip_corrupt=config.skip_corrupt,
         limit=config.limit,
+        validation=config.validation,
+        seed=config.seed,
         progress=progress,
     )
 

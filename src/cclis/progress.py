@@ -111,6 +111,12 @@ class Progress:
                 self._live.stop()
                 self._live = None
 
+    def within(self) -> Progress:
+        """For work inside a bar: it is shown with it in a terminal, and not at all in a log."""
+        progress = Progress(quiet=True)
+        progress._live = self._live
+        return progress
+
     def say(self, text: str) -> None:
         """One line that stays."""
         _print(self.console, text)
