@@ -28,12 +28,12 @@ from cclis.engine.device import (
     peak_memory,
     restore_global_chance,
 )
-from cclis.engine.trainer import Learned, Trainer, as_input_errors, under
+from cclis.engine.trainer import Learned, Record, Trainer, as_input_errors, under
 from cclis.errors import InputError
 from cclis.evaluation.accuracy import Accuracies, evaluate
 from cclis.files import write_atomically
 from cclis.interruption import Interrupted, Interruption
-from cclis.progress import QUIET, Progress
+from cclis.progress import QUIET, Bar, Progress
 from cclis.report.page import render
 from cclis.runs import Run, summarise
 
@@ -134,15 +134,18 @@ class Journey:
             self.save()
         self._stop.check()
 
-    def learn(self, task: Task) -> Learned:
-        """Learn a task, from wherever in it the trainer is."""
+    def learn(self, task: Task, on_epoch: Callable[[int], None]) -> Learned:
+        """Learn a task, from wherever in it the trainer is; `on_epoch` hears how many are done."""
+
+        def log(record: Record) -> None:
+            self.run.log(record)
+            on_epoch(record["epoch"] + 1)
+
         # While steps are taken a signal waits for the end of one, and the state is saved; later
         # it need not: everything is on disk.
         self._stop.waits = True
         self._learning_since = time.perf_counter()
-        learned = self.trainer.learn(
-            task.train, len(task.classes), self.run.log, self.step, self._trained
-        )
+        learned = self.trainer.learn(task.train, len(task.classes), log, self.step, self._trained)
         self._learning_since = None
         self._trained_for += learned.seconds
         return learned
@@ -226,31 +229,10 @@ def _learn_all(journey: Journey, benchmark: Benchmark, progress: Progress, on_ta
         progress.say(f"going on in task {len(trainer.task_sizes) + 1}, after step {trainer.steps}")
     elif trainer.task_sizes:
         progress.say(f"going on after task {len(trainer.task_sizes)}")
-    for task, tests in _stages(benchmark, trainer):
-        if task.index < len(journey.rows):
-            on_task(task.index, journey.accuracy(task.index))
-            continue
-        learned = journey.learn(task)
-        row = evaluate(
-            trainer.inference,
-            trainer.method.heads,
-            learned.visible,
-            tests,
-            benchmark.task_sizes[: len(tests)],
-            config,
-            config.seed,
-            progress,
-        )
-        journey.rows.append(row)
-        run.log({"task": task.index, "evaluation": _plain(row), "seconds": learned.seconds})
-        journey.save()
-        accuracy = journey.accuracy(task.index)
-        progress.say(
-            f"task {len(tests)}/{len(benchmark)} ({', '.join(task.names[:6])}"
-            f"{', …' if len(task.names) > 6 else ''}) learned in {learned.seconds:.1f} s, "
-            f"Class-IL so far {accuracy:.1f} %"
-        )
-        on_task(task.index, accuracy)
+    later = 0 if trainer.method.joint else len(benchmark) - 1
+    epochs = [config.first_epochs or config.epochs, *[config.epochs] * later]
+    with progress.bar("run", sum(epochs), "epochs", logged=False) as whole:
+        _learn_each(journey, benchmark, epochs, whole, progress, on_task)
     seconds = journey.costs
     images = seconds.pop("images")
     if seconds["compile"]:
@@ -273,6 +255,46 @@ def _learn_all(journey: Journey, benchmark: Benchmark, progress: Progress, on_ta
     }
     write_atomically(run.path / "report.html", render(result).encode())
     run.save_result(result)
+
+
+def _learn_each(
+    journey: Journey,
+    benchmark: Benchmark,
+    epochs: Sequence[int],
+    whole: Bar,
+    progress: Progress,
+    on_task: OnTask,
+) -> None:
+    """Learn and evaluate what is left, one task after another."""
+    run, trainer, config = journey.run, journey.trainer, journey.trainer.config
+    for task, tests in _stages(benchmark, trainer):
+        if task.index < len(journey.rows):
+            on_task(task.index, journey.accuracy(task.index))
+            continue
+        before = sum(epochs[: task.index])
+        name = f"run  task {task.index + 1}/{len(epochs)}"
+        whole.reach(before, name)
+        learned = journey.learn(task, lambda done: whole.reach(before + done, name))  # noqa: B023
+        row = evaluate(
+            trainer.inference,
+            trainer.method.heads,
+            learned.visible,
+            tests,
+            benchmark.task_sizes[: len(tests)],
+            config,
+            config.seed,
+            progress,
+        )
+        journey.rows.append(row)
+        run.log({"task": task.index, "evaluation": _plain(row), "seconds": learned.seconds})
+        journey.save()
+        accuracy = journey.accuracy(task.index)
+        progress.say(
+            f"task {len(tests)}/{len(benchmark)} ({', '.join(task.names[:6])}"
+            f"{', …' if len(task.names) > 6 else ''}) learned in {learned.seconds:.1f} s, "
+            f"Class-IL so far {accuracy:.1f} %"
+        )
+        on_task(task.index, accuracy)
 
 
 def _stages(benchmark: Benchmark, trainer: Trainer) -> Iterator[tuple[Task, Sequence[ImageSet]]]:
