@@ -14,7 +14,7 @@ import cclis
 SOURCE = Path(cclis.__file__).parent
 LAYERS = (
     {"errors", "interruption"},
-    {"progress", "config", "files"},
+    {"progress", "config", "files", "events"},
     {"checkpoints"},
     {"data"},
     {"nn"},

@@ -89,6 +89,8 @@ class RunOptions(Options):
     """Kernels that give the same bits every time, where a GPU has faster ones that do not."""
     checkpoint_minutes: float = 5.0
     """Minutes between checkpoints; one is also written after every task and on a signal."""
+    tensorboard: bool = False
+    """Also write TensorBoard's event files, into the run folder."""
     start_from: str | None = None
     """A run whose first task to take over; settings that matter to it must be the same."""
     images: Placement = "auto"

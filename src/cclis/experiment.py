@@ -31,6 +31,7 @@ from cclis.engine.device import (
 from cclis.engine.trainer import Learned, Record, Trainer, as_input_errors, under
 from cclis.errors import InputError
 from cclis.evaluation.accuracy import Accuracies, evaluate
+from cclis.events import Events, require_tensorboard
 from cclis.files import write_atomically
 from cclis.interruption import Interrupted, Interruption
 from cclis.progress import QUIET, Bar, Progress
@@ -39,7 +40,7 @@ from cclis.runs import Run, summarise
 
 PLACES = ("output", "data", "start_from")
 """Settings that say where, not what: a result leaves them out."""
-MAY_CHANGE = frozenset({"data", "device", "images", "checkpoint_minutes"})
+MAY_CHANGE = frozenset({"data", "device", "images", "checkpoint_minutes", "tensorboard"})
 """Settings that may be others when a run goes on."""
 Row = dict[str, Accuracies]
 OnTask = Callable[[int, float], None]
@@ -58,6 +59,7 @@ class Journey:
             "digest": benchmark.digest,
         }
         self.rows: list[Row] = []
+        self.events: Events | None = None
         self._compiled_before = seconds_compiling()
         self._before = {"train": 0.0, "total": 0.0, "compile": 0.0, "images": 0}
         self._trained_for = 0.0
@@ -137,18 +139,26 @@ class Journey:
     def learn(self, task: Task, on_epoch: Callable[[int], None]) -> Learned:
         """Learn a task, from wherever in it the trainer is; `on_epoch` hears how many are done."""
 
-        def log(record: Record) -> None:
-            self.run.log(record)
+        def on_record(record: Record) -> None:
+            self.log(record)
             on_epoch(record["epoch"] + 1)
 
         # While steps are taken a signal waits for the end of one, and the state is saved; later
         # it need not: everything is on disk.
         self._stop.waits = True
         self._learning_since = time.perf_counter()
-        learned = self.trainer.learn(task.train, len(task.classes), log, self.step, self._trained)
+        learned = self.trainer.learn(
+            task.train, len(task.classes), on_record, self.step, self._trained
+        )
         self._learning_since = None
         self._trained_for += learned.seconds
         return learned
+
+    def log(self, record: Record) -> None:
+        """Write a line of metrics.jsonl, and the same as events."""
+        self.run.log(record)
+        if self.events is not None:
+            self.events.add(record)
 
     def _trained(self) -> None:
         self.save()
@@ -160,6 +170,8 @@ def train(
     config: Config, progress: Progress = QUIET, on_task: OnTask = lambda index, accuracy: None
 ) -> Run:
     """Learn a benchmark task by task and leave a run directory behind."""
+    if config.tensorboard:
+        require_tensorboard()
     benchmark = benchmark_of(config, progress)
     trainer = Trainer(config, benchmark.image_shape, benchmark.classes, progress=progress)
     start = _first_task_of_another(config)
@@ -231,7 +243,10 @@ def _learn_all(journey: Journey, benchmark: Benchmark, progress: Progress, on_ta
         progress.say(f"going on after task {len(trainer.task_sizes)}")
     later = 0 if trainer.method.joint else len(benchmark) - 1
     epochs = [config.first_epochs or config.epochs, *[config.epochs] * later]
-    with progress.bar("run", sum(epochs), "epochs", logged=False) as whole:
+    with (
+        progress.bar("run", sum(epochs), "epochs", logged=False) as whole,
+        _events_of(journey),
+    ):
         _learn_each(journey, benchmark, epochs, whole, progress, on_task)
     seconds = journey.costs
     images = seconds.pop("images")
@@ -266,7 +281,7 @@ def _learn_each(
     on_task: OnTask,
 ) -> None:
     """Learn and evaluate what is left, one task after another."""
-    run, trainer, config = journey.run, journey.trainer, journey.trainer.config
+    trainer, config = journey.trainer, journey.trainer.config
     for task, tests in _stages(benchmark, trainer):
         if task.index < len(journey.rows):
             on_task(task.index, journey.accuracy(task.index))
@@ -286,7 +301,7 @@ def _learn_each(
             progress,
         )
         journey.rows.append(row)
-        run.log({"task": task.index, "evaluation": _plain(row), "seconds": learned.seconds})
+        journey.log({"task": task.index, "evaluation": _plain(row), "seconds": learned.seconds})
         journey.save()
         accuracy = journey.accuracy(task.index)
         progress.say(
@@ -295,6 +310,19 @@ def _learn_each(
             f"Class-IL so far {accuracy:.1f} %"
         )
         on_task(task.index, accuracy)
+
+
+@contextmanager
+def _events_of(journey: Journey) -> Iterator[None]:
+    """TensorBoard's view of what is logged and will be, where it is asked for."""
+    if not journey.trainer.config.tensorboard:
+        yield
+        return
+    journey.events = Events(journey.run.path / "tensorboard", journey.run.records)
+    try:
+        yield
+    finally:
+        journey.events.close()
 
 
 def _stages(benchmark: Benchmark, trainer: Trainer) -> Iterator[tuple[Task, Sequence[ImageSet]]]:

@@ -5,6 +5,7 @@ metrics.jsonl    a line per epoch and per evaluation, as they happen
 checkpoints/     the model and its memory after each task, and the newest from in between
 result.json      the accuracy matrices and their averages, written last
 report.html      the same to look at
+tensorboard/     event files, where asked for
 """
 
 from __future__ import annotations
@@ -112,6 +113,16 @@ class Run:
                 file.write(json.dumps(record) + "\n")
         except OSError as error:
             raise InputError(f"cannot write {self._log}: {error.strerror}") from None
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl."""
+        if not self._log.exists():
+            return []
+        try:
+            return [json.loads(line) for line in self._log.read_text("utf-8").splitlines()]
+        except (OSError, ValueError) as error:
+            raise InputError(f"cannot read {self._log}: {error}") from None
 
     @property
     def logged(self) -> int:

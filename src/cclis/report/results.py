@@ -26,7 +26,10 @@ COLUMNS = [
 ]
 SCORES = "Class-IL | forgetting | Task-IL | forgetting"
 HEADS_IN_ORDER = ("linear_paper", "linear", "discriminant", "means", "prototype", "classifier")
-ANYWHERE = {"seed", "memory", "device", "threads", "compile", "images", "checkpoint_minutes"}
+ANYWHERE = {
+    *("seed", "memory", "device", "threads", "compile", "images", "checkpoint_minutes"),
+    "tensorboard",
+}
 """Settings that make no other row."""
 
 
