@@ -220,7 +220,7 @@ def test_if_all_fail_it_says_why(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_trial_goes_on_where_it_was(tmp_path: Path, monkeypatch) -> None:
-    whole = tuned(tmp_path, seeds=2, trials=2)
+    whole = tuned(tmp_path, seeds=2, trials=1)
 
     def interrupt(config: Any, *rest: Any) -> Any:
         if config.seed == 1:
@@ -230,11 +230,11 @@ def test_an_interrupted_trial_goes_on_where_it_was(tmp_path: Path, monkeypatch) 
     (tmp_path / "half").mkdir()
     monkeypatch.setattr(module, "train", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        tuned(tmp_path / "half", seeds=2, trials=2)
+        tuned(tmp_path / "half", seeds=2, trials=1)
     monkeypatch.undo()
-    trials = tuned(tmp_path / "half", seeds=2, trials=2)
-    assert [trial.state for trial in trials] == ["complete", "complete", "interrupted"]
-    assert [t.accuracy for t in trials[:2]] == [t.accuracy for t in whole]
+    trials = tuned(tmp_path / "half", seeds=2, trials=1)
+    assert [trial.state for trial in trials] == ["complete", "interrupted"]
+    assert [t.accuracy for t in trials[:1]] == [t.accuracy for t in whole]
 
 
 COMMAND = [sys.executable, "-c", "from cclis.cli import entry; entry()"]
@@ -337,6 +337,15 @@ def test_bad_flags_get_a_sentence(flags, part, tmp_path, monkeypatch, capsys) ->
     assert "Traceback" not in said
 
 
+def test_a_folder_of_something_else_is_left_alone(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine").mkdir()
+    Path("mine/recipe.yaml").write_text("flour: 500\n")
+    assert main(["tune", "--output", "mine"]) == 2
+    assert "mine holds something else; choose another --output" in capsys.readouterr().err
+    assert [path.name for path in Path("mine").iterdir()] == ["recipe.yaml"]
+
+
 def test_without_optuna_it_says_what_to_install(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "optuna", None)
@@ -348,18 +357,24 @@ def test_without_optuna_it_says_what_to_install(tmp_path, monkeypatch, capsys) -
 def test_the_command_shows_the_best_and_where_it_is(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     # A file's epochs are for the recipe; the trials have their own.
-    Path("own.yaml").write_text("epochs: 9\nfirst_epochs: 11\nwidth: 4\n")
+    Path("own.yaml").write_text(
+        "epochs: 9\nfirst_epochs: 11\nwidth: 4\nmemory: 50\ntemperature: 0.1\noutput: x\n"
+    )
     small = {k: v for k, v in SMALL.items() if k not in ("width", "memory")}
     flags = [f"--{name}={value}" for name, value in small.items()]
     grid = ["--grid", write_grid(tmp_path, learning_rate=[0.1])]
-    assert main(["tune", "--config", "own.yaml", *flags, *grid, "--seeds=1", "--memory=8"]) == 0
+    flags += ["--seeds=1", "--memory=8", "--temperature=0.5", "--output=chosen"]
+    assert main(["tune", "--config", "own.yaml", *flags, *grid]) == 0
     shown = capsys.readouterr()
-    folder = Path("tuning/split-digits-cclis-8")
+    folder = Path("chosen")
     assert str(folder / "recipe.yaml") in shown.out
     assert "learning_rate" in shown.out
     assert "trial 0  learning_rate 0.1: " in shown.err
     recipe = read_yaml(folder / "recipe.yaml")
     assert (recipe["epochs"], recipe["first_epochs"], recipe["width"]) == (9, 11, 4)
+    # A flag overrules the file, even where it asks for the default.
+    assert (recipe["memory"], recipe["temperature"]) == (8, 0.5)
+    assert "output" not in recipe
     (run,) = folder.glob("runs/*/seed0/config.yaml")
     tried = read_yaml(run)
     assert (tried["epochs"], tried["first_epochs"], tried["width"]) == (1, None, 4)

@@ -148,6 +148,8 @@ def tune(
     space = _space(config, options, fixed)
     benchmark_of(config, progress)  # what is wrong with the data is said before anything is tried
     folder = Path(config.output)
+    if folder.exists() and not (folder / "workers").is_dir() and any(folder.iterdir()):
+        raise InputError(f"{folder} holds something else; choose another --output")
     try:
         (folder / "workers").mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -220,7 +222,7 @@ class _Tuning:
     def _limit(self) -> int:
         if self._options.trials is not None:
             return self._options.trials
-        return len(list(points(self._space))) if self._grid else TPE_TRIALS
+        return math.prod(map(len, self._space.values())) if self._grid else TPE_TRIALS
 
     @property
     def _grid(self) -> bool:
@@ -332,15 +334,17 @@ class _Tuning:
         """What was given as a recipe or as flags, with the chosen settings, as YAML."""
         best, config = trials[0], self._config.to_dict()
         usual = make_config(self._config.method, {}).to_dict()
-        left_out = MAY_CHANGE | {*PLACES, "seed", "validation", "epochs", "first_epochs"}
-        given = {k: v for k, v in config.items() if v != usual[k] and k not in left_out}
+        of_tuning = {*PLACES, "validation"}
+        base = {k: v for k, v in self._recipe.items() if k not in of_tuning}
+        fixed = config.keys() - of_tuning - MAY_CHANGE - {"seed", "epochs", "first_epochs"}
+        given = {k: v for k, v in config.items() if k in fixed and (k in base or v != usual[k])}
         named = {k: config[k] for k in ("benchmark", "method", "memory")}
         done = sum(trial.state == "complete" for trial in trials)
         said = (
             f"# The best of {done} trials on a validation split of {self._config.validation:.0%}: "
             f"{best.accuracy:.2f} % Class-IL, the mean of {self._options.seeds} seeds.\n"
         )
-        settings = {**named, **self._recipe, **given, **best.settings}
+        settings = {**named, **base, **given, **best.settings}
         return said + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
 
     def _alone(self) -> FileLock:
@@ -476,6 +480,8 @@ def _storage_errors() -> Iterator[None]:
     except (SQLAlchemyError, ImportError, optuna.exceptions.OptunaError) as error:
         said = str(error).splitlines()[0]
         raise InputError(f"the study's storage does not work: {said}") from None
+    except OSError as error:
+        raise InputError(f"cannot go on tuning: {error}") from None
 
 
 @contextmanager
