@@ -28,6 +28,7 @@ QUICK: dict[str, Any] = {
     "probe_epochs": 2,
     "mean_passes": 1,
     "score_passes": 2,
+    "map_samples": 0,
     "crop_scale": 0.6,
     "flip": 0.0,
     "jitter": 0.0,

@@ -18,7 +18,7 @@ LAYERS = (
     {"checkpoints"},
     {"data"},
     {"nn"},
-    {"losses", "sampling", "exemplars", "gradients", "metrics"},
+    {"losses", "sampling", "exemplars", "gradients", "diagnostics", "metrics"},
     {"memory"},
     {"methods"},
     {"engine"},

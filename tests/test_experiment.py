@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cclis.cli import main
 from cclis.config import make_config, read_yaml, recipe_path
 from cclis.errors import InputError
 from cclis.experiment import reevaluate, resume, train
@@ -46,8 +47,7 @@ def test_cclis_learns_digits_without_forgetting(tmp_path) -> None:
     ("method", "least"),
     [
         *[("co2l", 85), ("der", 75), ("derpp", 75), ("er", 75), ("gcr", 80), ("gem", 70)],
-        # Made for one pass over the stream, in which little is learned.
-        *[("gss", 45), ("icarl", 85), ("joint", 95)],
+        *[("gss", 75), ("icarl", 85), ("joint", 95)],
     ],
 )
 def test_every_baseline_learns_digits_better_than_fine_tuning(
@@ -76,6 +76,7 @@ def test_a_run_directory_is_complete(run: Run) -> None:
     assert {path.name for path in run.path.iterdir()} == {
         "config.yaml",
         "metrics.jsonl",
+        "analysis.safetensors",
         "result.json",
         "report.html",
         "checkpoints",
@@ -329,3 +330,39 @@ def test_a_description_of_anything_is_an_input_error(run: Run, tmp_path) -> None
             copy.checkpoints.save("task-1", (tensors, {**description, key: other}))
             with contextlib.suppress(InputError):
                 resume(copy, copy.config)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("metrics.jsonl", b"not json\n"),
+        ("metrics.jsonl", b"3\n"),
+        ("metrics.jsonl", b'{"losses": 3}\n'),
+        ("metrics.jsonl", b'{"task": 0, "diagnosis": {"effective": [1]}}\n'),
+        ("metrics.jsonl", b"\xff\xfe\n"),
+        ("analysis.safetensors", b"no tensors"),
+        ("result.json", b'{"class_il": {}, "task_il": {}, "seconds": {}}'),
+    ],
+)
+def test_a_report_of_damaged_files_is_refused_and_the_page_stays(
+    run: Run, tmp_path, capsys, name: str, content: bytes
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run.path, copy)
+    (copy / name).write_bytes(content)
+    (copy / "report.html").write_text("as it was")
+    assert main(["report", str(copy)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert (copy / "report.html").read_text() == "as it was"
+
+
+def test_a_report_is_the_same_when_written_again(run: Run, tmp_path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run.path, copy)
+    before = (copy / "report.html").read_bytes()
+    (copy / "report.html").unlink()
+    assert main(["report", str(copy)]) == 0
+    assert (copy / "report.html").read_bytes() == before
+    (copy / "analysis.safetensors").unlink()
+    (copy / "metrics.jsonl").unlink()
+    assert main(["report", str(copy)]) == 0

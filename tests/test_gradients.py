@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cclis import gradients
 from cclis.errors import InputError
-from cclis.gradients import gss_replacements, max_cosine, project
+from cclis.gradients import gss_replacements, project
 
 SETTINGS = settings(max_examples=80, deadline=None)
 UNLIKELY = 1e-4
@@ -166,45 +166,6 @@ class TestProject:
             project(torch.ones(3), torch.ones(3), margin=0.5)
         with pytest.raises(InputError, match=r"-0\.5"):
             project(torch.ones(3), torch.ones(2, 3), margin=-0.5)
-
-
-class TestMaxCosine:
-    @SETTINGS
-    @given(st.integers(0, 8), st.integers(1, 8), st.integers(1, 12), st.integers(0, 2**31))
-    def test_against_a_loop(self, samples: int, others: int, width: int, seed: int) -> None:
-        rows, references = normal(samples, width, seed=seed), normal(others, width, seed=seed + 1)
-        scores = max_cosine(rows, references)
-        assert scores.shape == (samples,)
-        for row, score in zip(rows, scores.tolist(), strict=True):
-            cosines = [(row @ r / (row.norm() * r.norm())).item() for r in references]
-            assert score == pytest.approx(max(cosines) + 1, abs=1e-9)
-            assert 0 <= score <= 2
-
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_same_and_opposite_ways(self, dtype: torch.dtype) -> None:
-        row = normal(1, 333, seed=1).to(dtype)
-        scores = max_cosine(torch.cat([row, -row, 5 * row]), 1e-4 * row)
-        assert scores.dtype == dtype
-        torch.testing.assert_close(scores, torch.tensor([2.0, 0.0, 2.0], dtype=dtype))
-        assert scores.min() >= 0
-        assert scores.max() <= 2
-
-    def test_zeros_have_cosine_zero(self) -> None:
-        rows = torch.tensor([[0.0, 0.0], [-1.0, 0.0]])
-        assert max_cosine(rows, torch.tensor([[1.0, 0.0]])).tolist() == [1.0, 0.0]
-        assert max_cosine(rows, torch.tensor([[1.0, 0.0], [0.0, 0.0]])).tolist() == [1.0, 1.0]
-
-    def test_chunks_do_not_matter(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        rows, references = normal(7, 500, seed=3), normal(5, 500, seed=4)
-        whole = max_cosine(rows, references)
-        monkeypatch.setattr(gradients, "CHUNK_ELEMENTS", 30)
-        torch.testing.assert_close(max_cosine(rows, references), whole)
-
-    def test_bad_input(self) -> None:
-        with pytest.raises(InputError, match="no reference"):
-            max_cosine(torch.ones(2, 3), torch.ones(0, 3))
-        with pytest.raises(InputError, match="same length"):
-            max_cosine(torch.ones(2, 3), torch.ones(2, 4))
 
 
 def loop_replacements(scores: list[float], new: list[float], draws: list[list[float]]) -> list[int]:

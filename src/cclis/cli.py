@@ -39,7 +39,7 @@ from cclis.config import (
     recipe_path,
     recipes,
 )
-from cclis.errors import InputError
+from cclis.errors import InputError, as_input_errors
 from cclis.interruption import Interrupted
 from cclis.progress import Progress
 
@@ -328,17 +328,24 @@ def _report(options: Namespace) -> None:
         accuracy_table,
         comma_separated,
         comparison_page,
+        curves,
         entries,
+        groups,
         latex,
         markdown,
         read_runs,
     )
+    from cclis.report.drawing import picture
     from cclis.report.page import render
+    from cclis.runs import Run
 
     paths = [Path(name) for name in options.runs]
     results = read_runs(paths)
     if len(results) == 1 and (paths[0] / "result.json").is_file():
-        write_atomically(paths[0] / "report.html", render(results[0]).encode())
+        run = Run(paths[0])
+        with as_input_errors(f"{run.path} does not hold what a run of this cclis writes"):
+            page = render(run.result, run.records, run.analysis)
+        write_atomically(run.path / "report.html", page.encode())
         print(paths[0] / "report.html")
         return
     folder = Path(options.output)
@@ -350,13 +357,17 @@ def _report(options: Namespace) -> None:
         raise InputError(f"cannot make {folder}: {error.strerror}") from None
     found = entries(results)
     rows = accuracy_table(found)
-    for name, text in (
-        ("comparison.html", comparison_page(found)),
-        ("comparison.md", markdown(COLUMNS, rows)),
-        ("comparison.csv", comma_separated(COLUMNS, rows)),
-        ("comparison.tex", latex(COLUMNS, rows)),
-    ):
-        write_atomically(folder / name, text.encode())
+    written = {
+        "comparison.html": comparison_page(found).encode(),
+        "comparison.md": markdown(COLUMNS, rows).encode(),
+        "comparison.csv": comma_separated(COLUMNS, rows).encode(),
+        "comparison.tex": latex(COLUMNS, rows).encode(),
+    }
+    for stream, together in groups(found).items():
+        figure, name = curves(together), re.sub(r"[^A-Za-z0-9]+", "-", stream).strip("-")
+        written |= {f"{name}.{kind}": picture(figure, kind) for kind in ("svg", "png")}
+    for name, content in written.items():
+        write_atomically(folder / name, content)
         print(folder / name)
 
 

@@ -93,6 +93,8 @@ class RunOptions(Options):
     """Also write TensorBoard's event files, into the run folder."""
     start_from: str | None = None
     """A run whose first task to take over; settings that matter to it must be the same."""
+    map_samples: int = 1000
+    """Test samples on the map of the report; 0 draws none."""
     images: Placement = "auto"
     """Where a task's images lie: on the GPU, or on the host, from where batches are fetched ahead;
     auto takes the host where they would fill half of the GPU's free memory."""
@@ -369,7 +371,7 @@ class GCROptions(Options):
     """The method gcr."""
 
     candidates: int = 1000
-    """Samples of a task, at random, that its coreset is chosen from."""
+    """Samples of a task, at random, that its coreset is chosen from: the size of a reservoir."""
     weight_ridge: float = 0.5
     """Price of large weights in the coreset."""
 
@@ -439,7 +441,7 @@ _AT_LEAST_ONE = {
 _NOT_NEGATIVE = {
     "memory", "seed", "padding", "momentum", "weight_decay", "warmup_epochs", "distill_weight",
     "class_order", "checkpoint_minutes", "logit_weight", "label_weight",
-    "memory_strength", "weight_ridge",
+    "memory_strength", "weight_ridge", "map_samples",
 }  # fmt: skip
 _POSITIVE = {
     "learning_rate", "probe_learning_rate", "paper_probe_learning_rate", "prototype_learning_rate",

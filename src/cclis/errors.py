@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class InputError(ValueError):
@@ -19,3 +20,14 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     nearest = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean '{nearest[0]}'?" if nearest else ""
     return InputError(f"unknown {kind} '{name}'.{hint} Known: {', '.join(known)}.")
+
+
+@contextmanager
+def as_input_errors(what: str) -> Iterator[None]:
+    """What a file of another making lacks, said as bad input."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        raise InputError(f"{what} ({type(error).__name__}: {error})") from None

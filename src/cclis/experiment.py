@@ -28,9 +28,10 @@ from cclis.engine.device import (
     peak_memory,
     restore_global_chance,
 )
-from cclis.engine.trainer import Learned, Record, Trainer, as_input_errors, under
-from cclis.errors import InputError
+from cclis.engine.trainer import Learned, Record, Trainer, under
+from cclis.errors import InputError, as_input_errors
 from cclis.evaluation.accuracy import Accuracies, evaluate
+from cclis.evaluation.analysis import analyse
 from cclis.events import Events, require_tensorboard
 from cclis.files import write_atomically
 from cclis.interruption import Interrupted, Interruption
@@ -40,7 +41,9 @@ from cclis.runs import Run, summarise
 
 PLACES = ("output", "data", "start_from")
 """Settings that say where, not what: a result leaves them out."""
-MAY_CHANGE = frozenset({"data", "device", "images", "checkpoint_minutes", "tensorboard"})
+MAY_CHANGE = frozenset(
+    {"data", "device", "images", "checkpoint_minutes", "map_samples", "tensorboard"}
+)
 """Settings that may be others when a run goes on."""
 Row = dict[str, Accuracies]
 OnTask = Callable[[int, float], None]
@@ -103,7 +106,7 @@ class Journey:
     def restore(self, state: State, warn: Callable[[str], None]) -> None:
         """Go back to where a checkpoint was written."""
         tensors, description = state
-        with as_input_errors():
+        with as_input_errors("not a state that this cclis wrote"):
             there = description["journey"]
             self.refuse_other_stream(there["stream"])
             self.trainer.restore(tensors, description)
@@ -205,7 +208,7 @@ def resume(
         run.clean()
         state = run.checkpoints.newest(progress.say)
         if state is not None:
-            with as_input_errors():
+            with as_input_errors("not a state that this cclis wrote"):
                 settings = dict(state[1]["config"])
                 # Settings that came later have their defaults.
                 before = make_config(str(settings.pop("method")), settings).to_dict()
@@ -268,7 +271,7 @@ def _learn_all(journey: Journey, benchmark: Benchmark, progress: Progress, on_ta
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "config": {k: v for k, v in config.to_dict().items() if k not in PLACES},
     }
-    write_atomically(run.path / "report.html", render(result).encode())
+    write_atomically(run.path / "report.html", render(result, run.records, run.analysis).encode())
     run.save_result(result)
 
 
@@ -290,7 +293,7 @@ def _learn_each(
         name = f"run  task {task.index + 1}/{len(epochs)}"
         whole.reach(before, name)
         learned = journey.learn(task, lambda done: whole.reach(before + done, name))  # noqa: B023
-        row = evaluate(
+        found = evaluate(
             trainer.inference,
             trainer.method.heads,
             learned.visible,
@@ -300,8 +303,15 @@ def _learn_each(
             config.seed,
             progress,
         )
+        row = found.accuracies
         journey.rows.append(row)
-        journey.log({"task": task.index, "evaluation": _plain(row), "seconds": learned.seconds})
+        record = {"task": task.index, "evaluation": _plain(row), "seconds": learned.seconds}
+        journey.log(record | ({"diagnosis": learned.diagnosis} if learned.diagnosis else {}))
+        if len(tests) == len(benchmark):
+            # Before the checkpoint that says that all is evaluated.
+            trained = (trainer.memory, trainer.inference)
+            shown = analyse(found, *trained, benchmark.classes, config.map_samples)
+            journey.run.save_analysis(shown)
         journey.save()
         accuracy = journey.accuracy(task.index)
         progress.say(
@@ -387,7 +397,7 @@ def _begun(
     journey = Journey(run, trainer, benchmark, stop)
     if start is not None:
         tensors, description = start
-        with as_input_errors():
+        with as_input_errors("not a state that this cclis wrote"):
             journey.refuse_other_stream(description["journey"]["stream"])
             epochs = trainer.config.first_epochs or trainer.config.epochs
             classes = description["task_sizes"][0]
@@ -451,7 +461,7 @@ def reevaluate(
                 options or config,
                 config.seed,
                 progress,
-            )
+            ).accuracies
         )
     result = {key: getattr(config, key) for key in ("benchmark", "method", "memory", "seed")}
     return {**result, **summarise(_triangle(rows, len(benchmark)))}

@@ -57,23 +57,6 @@ def _strengths(gram: Tensor, slopes: Tensor, margin: float) -> Tensor:
     return margin + torch.from_numpy(above) / lengths
 
 
-def max_cosine(gradients: Tensor, references: Tensor) -> Tensor:
-    """Scores of GSS-Greedy (Aljundi et al., 2019, Alg. 2): the largest cosine, plus 1.
-
-    Args:
-        gradients: A gradient per sample, (N, P).
-        references: Gradients of some of the memory's samples, (R, P), at least one.
-
-    Returns:
-        (N,), from 0 to 2; a vector of zeros has cosine 0 with all others.
-    """
-    _check_widths(gradients, references)
-    if len(references) == 0:
-        raise InputError("there are no reference gradients to compare with")
-    cosines = _inner(gradients, references) / torch.outer(_length(gradients), _length(references))
-    return (cosines.amax(dim=1) + 1).clamp(0, 2).to(gradients.dtype)
-
-
 def gss_replacements(scores: Tensor, new_scores: Tensor, *, generator: torch.Generator) -> Tensor:
     """Which slots of a full memory new samples take (GSS-Greedy: Aljundi et al., 2019, Alg. 2).
 
@@ -82,7 +65,7 @@ def gss_replacements(scores: Tensor, new_scores: Tensor, *, generator: torch.Gen
     from then on.
 
     Args:
-        scores: C, of the memory's samples as `max_cosine` gives them, (M,).
+        scores: C, of the memory's samples: the largest cosine with a reference, plus 1, (M,).
         new_scores: c of every new sample, (n,).
         generator: Source of randomness; two numbers are drawn for every new sample.
 
@@ -136,12 +119,6 @@ def _inner(left: Tensor, right: Tensor) -> Tensor:
         part = slice(start, start + size)
         products += left[:, part].double() @ right[:, part].double().T
     return products
-
-
-def _length(rows: Tensor) -> Tensor:
-    """Lengths of rows (N, P), float64 (N,); 1 for a row of zeros."""
-    lengths = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-    return torch.where(lengths > 0, lengths, 1.0)
 
 
 def _check_widths(gradients: Tensor, references: Tensor) -> None:

@@ -124,9 +124,10 @@ def icarl_loss(
 ) -> Tensor:
     """Classification and distillation of iCaRL (Rebuffi et al. 2017, Algorithm 3).
 
-    A sample costs -Σ_y [q_y log g_y + (1 - q_y) log(1 - g_y)] over the seen classes y, with
-    g = sigmoid(logits). The target q_y is the previous network's g_y where y is old, and
+    A sample costs the mean of -[q_y log g_y + (1 - q_y) log(1 - g_y)] over the seen classes y,
+    with g = sigmoid(logits). The target q_y is the previous network's g_y where y is old, and
     otherwise 1 for the sample's own class and 0 for the rest. The mean over the batch is returned.
+    The paper writes a sum over the classes; published learning rates are for the mean.
 
     Args:
         logits: Logits of all classes, seen or not, (B, C).
@@ -144,7 +145,7 @@ def icarl_loss(
     if old_probabilities is not None:
         target = torch.where(classes < old_classes, old_probabilities.to(logits.dtype), target)
     cost = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
-    return torch.where(classes < seen_classes, cost, 0.0).sum(dim=1).mean()
+    return torch.where(classes < seen_classes, cost, 0.0).sum(dim=1).mean() / seen_classes
 
 
 def _log_share_of_others(embeddings: Tensor, temperature: float) -> Tensor:

@@ -18,22 +18,32 @@ class Memory:
     """At most `capacity` samples with their labels, proposals and extras.
 
     It is either given all its samples at the end of a task, or one here and there while a stream
-    passes by.
+    passes by. With a reservoir it is both: while a task streams by, some of its samples are held
+    as well, and at the end of the task it is given all that may stay.
 
     Attributes:
         seen: How many samples have passed by.
+
+    Args:
+        capacity: How many samples it holds between tasks.
+        reservoir: How many of the current task it holds beside them.
     """
 
-    def __init__(self, capacity: int):
+    def __init__(self, capacity: int, reservoir: int = 0):
         if capacity < 0:
             raise InputError(f"memory must be 0 or more, not {capacity}")
-        self.capacity = capacity
+        self.capacity, self.reservoir = capacity, reservoir
         self.seen = 0
         self._rows: dict[str, Tensor] = {}
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def before(self) -> int:
+        """How many of what it holds were there before the stream."""
+        return self._count - min(self.seen, self.reservoir or self.capacity)
 
     @property
     def samples(self) -> ImageSet | None:
@@ -63,12 +73,16 @@ class Memory:
         """Keep these samples and no others."""
         if len(samples) > self.capacity:
             raise InputError(f"{len(samples)} samples do not fit a memory of {self.capacity}")
+        self._take(samples, proposal, extras or {})
+        self.seen = 0
+
+    def _take(self, samples: ImageSet, proposal: Tensor, extras: Mapping[str, Tensor]) -> None:
         if proposal.shape != samples.labels.shape:
             raise InputError(f"{len(samples)} samples need as many proposals, not {len(proposal)}")
         device = samples.labels.device
         rows = {"images": samples.images, "labels": samples.labels, "proposal": proposal.float()}
         # Indexing may have given a view: a copy lets the data it came from go.
-        self._rows = {k: v.clone().to(device) for k, v in {**rows, **(extras or {})}.items()}
+        self._rows = {k: v.clone().to(device) for k, v in {**rows, **extras}.items()}
         self._count = len(samples)
 
     def insert(self, slots: Tensor, samples: ImageSet, extras: Mapping[str, Tensor]) -> None:
@@ -87,8 +101,11 @@ class Memory:
         there = samples.labels.device
         new = {"images": samples.images, "labels": samples.labels, **extras}
         new["proposal"] = torch.ones(len(samples), device=there)
-        if not self._rows:
-            self._rows = {k: v.new_zeros(self.capacity, *v.shape[1:]) for k, v in new.items()}
+        self._rows = self._rows or {k: v[:0] for k, v in new.items()}
+        free = self.capacity + self.reservoir - len(self._rows["labels"])
+        if free > 0:
+            for name, rows in self._rows.items():
+                self._rows[name] = torch.cat([rows, rows.new_zeros(free, *rows.shape[1:])])
         chosen, place = taken.to(there), slots[taken].to(there)
         for name, rows in self._rows.items():
             rows[place] = new[name][chosen].to(rows.dtype)
@@ -117,12 +134,10 @@ class Memory:
         if not state.keys() >= set(OWN):
             raise InputError(f"a memory needs {', '.join(OWN)}; there are {', '.join(state)}")
         extras = {name: v for name, v in state.items() if name not in (*OWN, "seen")}
-        self.replace(ImageSet(state["images"], state["labels"]), state["proposal"], extras)
-        if self.seen:
-            # A stream goes on filling the rows that are still free.
-            free = self.capacity - self._count
-            for name, rows in self._rows.items():
-                self._rows[name] = torch.cat([rows, rows.new_zeros(free, *rows.shape[1:])])
+        if len(state["labels"]) > self.capacity + (self.reservoir if self.seen else 0):
+            count = len(state["labels"])
+            raise InputError(f"{count} samples do not fit a memory of {self.capacity}")
+        self._take(ImageSet(state["images"], state["labels"]), state["proposal"], extras)
 
     def _kept(self, name: str) -> Tensor:
         return self._rows[name][: self._count]

@@ -22,15 +22,18 @@ def average_accuracy(matrix: Matrix) -> float:
     return float(_square(matrix)[-1].mean())
 
 
-def average_forgetting(matrix: Matrix) -> float:
-    """Mean over old tasks of the best accuracy before the last task minus the final one.
+def forgetting(matrix: Matrix) -> list[float]:
+    """For every task but the last: the best accuracy before the last task minus the final one.
 
-    Chaudhry et al. (2018). Negative where old tasks improved; 0 with a single task.
+    Chaudhry et al. (2018). Negative where a task improved.
     """
     a = _square(matrix)
-    if len(a) == 1:
-        return 0.0
-    return float(np.mean([a[k:-1, k].max() - a[-1, k] for k in range(len(a) - 1)]))
+    return [float(a[k:-1, k].max() - a[-1, k]) for k in range(len(a) - 1)]
+
+
+def average_forgetting(matrix: Matrix) -> float:
+    """Mean of `forgetting`; 0 with a single task."""
+    return float(np.mean(forgetting(matrix) or [0.0]))
 
 
 def backward_transfer(matrix: Matrix) -> float:

@@ -1,11 +1,12 @@
 """Run directories: what a run leaves behind, written atomically, read back by all that reports.
 
-config.yaml      every setting
-metrics.jsonl    a line per epoch and per evaluation, as they happen
-checkpoints/     the model and its memory after each task, and the newest from in between
-result.json      the accuracy matrices and their averages, written last
-report.html      the same to look at
-tensorboard/     event files, where asked for
+config.yaml            every setting
+metrics.jsonl          a line per epoch and per evaluation, as they happen
+checkpoints/           the model and its memory after each task, and the newest from in between
+analysis.safetensors   confusions, the memory and some embeddings, for the report
+result.json            the accuracy matrices and their averages, written last
+report.html            the same to look at
+tensorboard/           event files, where asked for
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
+from torch import Tensor
 
 from cclis.checkpoints import Checkpoints
 from cclis.config import Config, make_config, read_yaml
 from cclis.errors import InputError
 from cclis.evaluation.accuracy import Accuracies
-from cclis.files import read_json, write_atomically, write_json
+from cclis.files import read_json, read_tensors, write_atomically, write_json, write_tensors
 from cclis.metrics import average_accuracy, average_forgetting, backward_transfer
 
 
@@ -115,16 +117,6 @@ class Run:
             raise InputError(f"cannot write {self._log}: {error.strerror}") from None
 
     @property
-    def records(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl."""
-        if not self._log.exists():
-            return []
-        try:
-            return [json.loads(line) for line in self._log.read_text("utf-8").splitlines()]
-        except (OSError, ValueError) as error:
-            raise InputError(f"cannot read {self._log}: {error}") from None
-
-    @property
     def logged(self) -> int:
         """How many bytes the log has."""
         return self._log.stat().st_size if self._log.exists() else 0
@@ -145,9 +137,36 @@ class Run:
 
     def clean(self) -> None:
         """Remove what interrupted writing left behind; nobody else may be writing here."""
-        for name in ("config.yaml", "result.json", "report.html"):
+        for name in ("config.yaml", "analysis.safetensors", "result.json", "report.html"):
             for path in self.path.glob(f".{name}.*"):
                 path.unlink(missing_ok=True)
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """What was logged, as far as it can be read."""
+        found = []
+        for line in self._log.read_text(encoding="utf-8").splitlines() if self.logged else ():
+            try:
+                record = json.loads(line)
+            except ValueError:
+                raise InputError(
+                    f"{self._log} holds a line that is not JSON: {line[:60]}"
+                ) from None
+            found.append(record)
+        return found
+
+    def save_analysis(self, tensors: dict[str, Tensor]) -> None:
+        """Write what the report shows beside the numbers."""
+        write_tensors(self._analysis, tensors, {})
+
+    @property
+    def analysis(self) -> dict[str, Tensor]:
+        """What the report shows beside the numbers; empty where it was not kept."""
+        return read_tensors(self._analysis)[0] if self._analysis.is_file() else {}
+
+    @property
+    def _analysis(self) -> Path:
+        return self.path / "analysis.safetensors"
 
     def save_result(self, result: Mapping[str, Any]) -> None:
         """Write what came out."""

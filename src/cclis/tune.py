@@ -305,7 +305,7 @@ class _Tuning:
 
             folder = self._folder / "runs" / _digest(trial.params) / f"seed{seed}"
             settings = {**self._config.to_dict(), **trial.params, "output": str(folder)}
-            settings["seed"] = self._config.seed + seed
+            settings |= {"seed": self._config.seed + seed, "map_samples": 0}
             config = make_config(settings.pop("method"), settings)
             within = self._progress.within()
             try:

@@ -87,7 +87,9 @@ def test_evaluate_gives_the_same_whatever_else_is_evaluated(inference):
     tests = [benchmark[0].test, benchmark[1].test]
 
     def run(*heads: str, seed: int = 0) -> dict[str, Accuracies]:
-        return evaluate(inference, heads, benchmark[1].train, tests, [2, 2], options, seed)
+        return evaluate(
+            inference, heads, benchmark[1].train, tests, [2, 2], options, seed
+        ).accuracies
 
     every = run("linear", "means", "prototype")
     assert list(every) == ["linear", "means", "prototype"]

@@ -110,7 +110,7 @@ def test_prototypes_are_renormalised_before_every_step() -> None:
     method = make()
     with torch.no_grad():
         method.network.prototypes.mul_(3)
-    method.before_step()
+    method.before_step(batch([0]))
     torch.testing.assert_close(method.network.prototypes.norm(dim=1), torch.ones(6))
 
 
@@ -125,14 +125,23 @@ def test_prototypes_have_their_own_learning_rate() -> None:
 
 def kept(method: CCLIS, passes: list[Tensor], labels: Tensor, capacity: int) -> Any:
     calls = iter(passes)
+    plain = nn.functional.normalize(torch.randn(len(labels), 8), dim=1)
+
+    def represent(*, augmented: bool = True) -> Representation:
+        return represented(next(calls) if augmented else plain)
+
     chance = torch.Generator().manual_seed(0)
-    return method.keep(Visible(labels, lambda: represented(next(calls))), capacity, chance)
+    found = method.keep(Visible(labels, represent), capacity, chance)
+    assert next(calls, None) is None
+    assert found.diagnosis["kept"] == labels[found.indices].bincount(minlength=4).tolist()
+    return found
 
 
 def test_scores_are_averaged_over_passes_and_normalised_over_the_visible() -> None:
     method = second_task(score_passes=3, temperature=0.3)
     labels = torch.arange(40) % 4
     passes = [nn.functional.normalize(torch.randn(40, 8), dim=1) for _ in range(3)]
+    assert method.passes == 4
     found = kept(method, passes, labels, 40)
     prototypes = method.network.prototypes[:4].detach()
     score = torch.zeros(40, dtype=torch.float64)
@@ -144,11 +153,11 @@ def test_scores_are_averaged_over_passes_and_normalised_over_the_visible() -> No
         assert g == pytest.approx(float(score[j] / score[labels == labels[j]].sum()), rel=1e-4)
 
 
-def test_random_selection_asks_for_no_embeddings_and_is_uniform() -> None:
+def test_random_selection_scores_nothing_and_is_uniform() -> None:
     method = second_task(selection="random")
     labels = torch.tensor([0] * 10 + [1] * 30 + [2] * 5 + [3] * 5)
     found = kept(method, [], labels, 8)
-    assert method.passes == 0
+    assert method.passes == 1
     assert labels[found.indices].bincount().tolist() == [2, 2, 2, 2]
     visible = labels.bincount()[labels[found.indices]]
     torch.testing.assert_close(found.proposal, 1 / visible.float())

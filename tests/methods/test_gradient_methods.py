@@ -13,7 +13,6 @@ from cclis import load_benchmark
 from cclis.config import CONFIGS, make_config
 from cclis.data.images import ImageSet
 from cclis.engine.trainer import Trainer
-from cclis.gradients import max_cosine
 from cclis.memory import Memory
 from cclis.methods import METHODS, Batch, Visible
 from cclis.nn.network import Representation
@@ -113,41 +112,60 @@ def test_gem_sees_all_of_its_memory_task_by_task(monkeypatch) -> None:
 # ---------------------------------------------------------------------------------------- GSS
 
 
-def test_gss_scores_a_batch_by_its_gradient() -> None:
+def test_gss_scores_every_sample_by_its_own_gradient() -> None:
+    torch.manual_seed(0)
+    config = CONFIGS["gss"]()
+    encoder = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(inplace=True))
+    encoder.append(nn.Flatten())
+    network = METHODS["gss"].make_network(config, encoder, 1, 12, 6)
+    gss, some = METHODS["gss"](config, network), batch((4, 3, 3))
+    statistics = encoder[1].running_mean.clone()
+    gss.before_step(some)
+    assert torch.equal(encoder[1].running_mean, statistics)
+    assert network.training
+
+    network.eval()
+    weights = [encoder[0].weight, network.classifier.weight]
+    rows = []
+    for image, label in zip(some.images, some.labels, strict=True):
+        loss = F.cross_entropy(network.logits(image[None]), label[None])
+        rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, weights)]))
+    for row, score in zip(rows[:4], some.keep["score"].tolist(), strict=True):
+        cosines = [float(F.cosine_similarity(row, other, dim=0)) for other in rows[7:]]
+        assert score == pytest.approx(max(cosines) + 1, abs=1e-5)
+
+
+def test_gss_learns_from_the_task_and_the_first_replay() -> None:
     gss, some = method("gss"), batch((4, 3, 3))
     logits = gss.network.logits(some.images[:7])
     (loss,) = gss.losses(some).values()
     torch.testing.assert_close(loss, F.cross_entropy(logits, some.labels[:7]))
-    gradients = []
-    for probe in gss.probes(some):
-        found = torch.autograd.grad(probe, list(gss.network.parameters()))
-        gradients.append(torch.cat([g.flatten() for g in found]))
-    vectors = torch.stack(gradients)
-    followed = torch.ones(7)
-    assert gss.steer(followed, vectors) is followed
-    cosine = F.cosine_similarity(vectors[0], vectors[1], dim=0)
-    torch.testing.assert_close(gss.score, cosine + 1, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(gss.score, max_cosine(vectors[:1], vectors[1:])[0])
+
+
+def test_the_first_samples_have_nothing_to_be_compared_with() -> None:
+    gss, some = method("gss"), batch((4, 3, 3))
+    some.proposal[4:] = 0
+    gss.before_step(some)
+    assert some.keep["score"].tolist() == pytest.approx([0.1] * 4)
 
 
 def test_gss_fills_its_memory_and_then_replaces_by_score() -> None:
     gss, memory, chance = method("gss"), Memory(4), torch.Generator().manual_seed(0)
 
-    def offer(slots: list[int], score: float) -> list[int]:
-        gss.score = torch.tensor(score)
-        found, extras = gss.admit(torch.tensor(slots), memory, chance)
+    def offer(slots: list[int], *scores: float) -> list[int]:
+        kept = {"score": torch.tensor(scores)}
+        found = gss.admit(torch.tensor(slots), kept, memory, chance)
         samples = ImageSet(torch.zeros(2, 4, 4, 1, dtype=torch.uint8), torch.tensor([0, 1]))
-        memory.insert(found, samples, extras)
+        memory.insert(found, samples, kept)
         return found.tolist()
 
-    assert offer([0, 1], 1.7) == [0, 1]
-    assert memory.extras["score"].tolist() == pytest.approx([0.1, 0.1])  # nothing to compare with
-    assert offer([2, 3], 1.7) == [2, 3]
-    assert memory.extras["score"].tolist() == pytest.approx([0.1, 0.1, 1.7, 1.7])
-    # Full: a batch that points the same way is never taken in, an opposite one often.
-    assert all(offer([0, 1], 1.2) == [-1, -1] for _ in range(20))
-    taken = [offer([-1, -1], 0.01) for _ in range(20)]
-    assert any(slot >= 0 for slots in taken for slot in slots)
+    assert offer([0, 1], 1.7, 1.2) == [0, 1]
+    assert offer([2, 3], 1.7, 1.1) == [2, 3]
+    assert memory.extras["score"].tolist() == pytest.approx([1.7, 1.2, 1.7, 1.1])
+    # Full: a sample that points where a reference does is never taken in, an opposite one often.
+    taken = [offer([0, 1], 1.2, 0.01) for _ in range(20)]
+    assert {first for first, _ in taken} == {-1}
+    assert any(second >= 0 for _, second in taken)
 
 
 # ---------------------------------------------------------------------------------------- GCR
@@ -169,38 +187,100 @@ def test_gcr_weighs_what_it_replays() -> None:
     torch.testing.assert_close(found["labels"], expected)
 
 
-def test_the_coreset_is_balanced_weighted_and_keeps_old_logits() -> None:
-    gcr = method("gcr", candidates=20)
-    gcr.count(2, 4)
+def gcr_of(features: int, classes: int, seen: int) -> Any:
+    torch.manual_seed(0)
+    config = CONFIGS["gcr"](logit_weight=0.7, label_weight=0.4)
+    network = METHODS["gcr"].make_network(config, nn.Flatten(), 1, features, classes)
+    gcr = METHODS["gcr"](config, network)
+    gcr.count(0, seen)
+    return gcr
+
+
+def candidates(gcr: Any, labels: Tensor, features: Tensor) -> Visible:
     chance = torch.Generator().manual_seed(4)
+    extras = {
+        "logits": torch.rand(len(labels), gcr.network.classes, generator=chance),
+        "weight": torch.rand(len(labels), generator=chance) + 0.5,
+    }
+    return Visible(labels, lambda augmented: Representation(features, features), extras)
+
+
+def test_the_coreset_is_balanced_weighted_and_has_the_logits_of_before() -> None:
+    gcr = gcr_of(5, 6, 4)
     labels = torch.tensor([0] * 5 + [1] * 5 + [2] * 30 + [3] * 30)
-    features = torch.rand(70, 5, generator=chance)
-    stored = torch.rand(10, 6, generator=chance)
-    visible = Visible(
-        labels, lambda augmented: Representation(features, features), {"logits": stored}
-    )
+    features = torch.rand(70, 5, generator=torch.Generator().manual_seed(4))
+    visible = candidates(gcr, labels, features)
     kept = gcr.keep(visible, 12, torch.Generator().manual_seed(5))
     assert labels[kept.indices].bincount().tolist() == [3, 3, 3, 3]
     assert bool((kept.extras["weight"] > 0).all())
     for label in range(4):
         of_class = labels[kept.indices] == label
         assert float(kept.extras["weight"][of_class].mean()) == pytest.approx(1, rel=1e-4)
-    now = gcr.network.classifier(features).detach()
-    for row, index in enumerate(kept.indices.tolist()):
-        expected = stored[index] if index < 10 else now[index]
-        torch.testing.assert_close(kept.extras["logits"][row], expected)
+    assert torch.equal(kept.extras["logits"], visible.extras["logits"][kept.indices])
+
+
+def test_what_the_network_gets_wrong_is_kept_only_where_there_is_too_little_else() -> None:
+    gcr = gcr_of(2, 2, 2)
+    with torch.no_grad():
+        gcr.network.classifier.weight.copy_(torch.eye(2))
+        gcr.network.classifier.bias.zero_()
+    # Six of class 0, of which four look it; six of class 1, of which two do.
+    features = torch.tensor([[1.0, 0.0]] * 4 + [[0.0, 1.0]] * 2 + [[1.0, 0.0]] * 4 + [[0, 1.0]] * 2)
+    features = features + 0.1 * torch.rand(12, 2, generator=torch.Generator().manual_seed(1))
+    visible = candidates(gcr, torch.tensor([0] * 6 + [1] * 6), features)
+    kept = gcr.keep(visible, 8, torch.Generator().manual_seed(5)).indices.tolist()
+    assert sorted(kept[:4]) == [0, 1, 2, 3]
+    assert len([row for row in kept if row >= 6]) == 4
+
+
+def test_the_gradients_to_match_are_those_of_what_is_replayed() -> None:
+    gcr = gcr_of(5, 4, 2)
+    chance = torch.Generator().manual_seed(6)
+    features, stored = torch.rand(6, 5, generator=chance), torch.rand(6, 4, generator=chance)
+    found = gcr._gradients(features, stored, 1)
+    for row in range(6):
+        logits = gcr.network.classifier(features[row : row + 1])
+        loss = 0.4 * F.cross_entropy(logits, torch.tensor([1]))
+        loss = loss + 0.7 * F.mse_loss(logits, stored[row : row + 1])
+        weight, bias = torch.autograd.grad(loss, list(gcr.network.classifier.parameters()))
+        expected = torch.cat([weight, bias[:, None]], dim=1).flatten()
+        torch.testing.assert_close(found[row], expected)
+
+
+def test_a_reservoir_of_the_task_is_replayed_and_chosen_from(monkeypatch) -> None:
+    some = trainer("gcr", candidates=30, memory=20, epochs=2)
+    digits = load_benchmark("split-digits", limit=40)
+    pools, replayed = [], []
+    keep, losses = some.method.keep, some._step._losses
+
+    def watched(visible: Visible, capacity: int, generator: torch.Generator) -> Any:
+        pools.append(visible.labels.clone())
+        return keep(visible, capacity, generator)
+
+    def recorded(now: Batch) -> dict[str, Tensor]:
+        replayed.append(now.labels[now.sizes[0] :].clone())
+        return losses(now)
+
+    monkeypatch.setattr(some.method, "keep", watched)
+    monkeypatch.setattr(some._step, "_losses", recorded)
+    for index in range(2):
+        replayed.clear()
+        some.learn(digits[index].train, 2)
+        assert len(some.memory) == 20
+    assert [len(pool) for pool in pools] == [30, 20 + 30]
+    assert (pools[1] // 2).tolist() == [0] * 20 + [1] * 30
+    # Of 20 kept and 10 of the reservoir of 30; the first batch has only the former.
+    assert bool((replayed[0] < 2).all())
+    share = float((torch.cat(replayed[2:]) >= 2).float().mean())
+    assert share == pytest.approx(1 / 3, abs=0.07)
 
 
 def test_the_coresets_gradient_points_where_that_of_all_does() -> None:
-    torch.manual_seed(0)
-    config = CONFIGS["gcr"]()
-    gcr = METHODS["gcr"](config, METHODS["gcr"].make_network(config, nn.Flatten(), 1, 64, 4))
-    gcr.count(0, 2)
-    features = torch.randn(60, 64, generator=torch.Generator().manual_seed(6)).relu()
-    chosen, weight = gcr._coreset(features, torch.ones(60), 0, 6)
-    error = gcr.network.classifier(features).detach()[:, :2].softmax(dim=1)
-    error = error - torch.tensor([1.0, 0.0])
-    gradients = (error[:, :, None] * F.pad(features, (0, 1), value=1.0)[:, None, :]).flatten(1)
+    gcr = gcr_of(64, 4, 2)
+    chance = torch.Generator().manual_seed(6)
+    features = torch.randn(60, 64, generator=chance).relu()
+    gradients = gcr._gradients(features, torch.randn(60, 4, generator=chance), 0)
+    chosen, weight = gcr._coreset(gradients, torch.ones(60), 6)
     mean = gradients.mean(dim=0)
 
     def agreement(rows: Tensor, weights: Tensor) -> float:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ from cclis.report.compare import (
     accuracy_table,
     comma_separated,
     comparison_page,
+    curves,
     entries,
     latex,
     markdown,
     paired_table,
     read_runs,
 )
+from cclis.report.drawing import picture
+from tests.report.pages import Page
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -54,7 +58,7 @@ def test_runs_are_grouped_by_all_but_the_seed_and_counted_once() -> None:
     assert [(e.method, e.changed, len(e.runs)) for e in found] == [
         *[("cclis", "", 3), ("cclis", "selection random", 1), ("er", "", 3)],
     ]
-    assert found[0].curve == pytest.approx([90.0, 76.0])
+    assert found[0].curve == [(90.0, 0.0), (76.0, 1.0)]
     assert found[1].name == "cclis (selection random)"
 
 
@@ -90,12 +94,41 @@ def test_tables_survive_their_formats() -> None:
 
 
 def test_the_page_shows_names_as_text_and_needs_nothing_from_elsewhere() -> None:
-    page = comparison_page(entries([*RESULTS, {**RESULTS[0], "benchmark": HOSTILE}]))
-    assert "<script" not in page
-    assert "&lt;script&gt;" in page
-    assert "76.00 ± 1.00" in page
-    assert page.count("<polyline") == 4
-    assert not any(word in page for word in ("http://", "https://", "src="))
+    hostile = {**RESULTS[0], "benchmark": HOSTILE, "method": "er"}
+    page = Page(comparison_page(entries([*RESULTS, hostile])))
+    assert page.tags.count("script") == len(page.scripts) == 3
+    assert HOSTILE in page.words
+    assert "76.00 ± 1.00" in page.words
+    assert page.addresses == ["data:,"]
+
+
+def test_the_page_draws_means_over_seeds() -> None:
+    figures = Page(comparison_page(entries(RESULTS))).figures
+    assert list(figures) == ["curves-0", "matrix-0"]
+    lines = {line["name"]: line for line in figures["curves-0"][0]["data"]}
+    matrices = {f["choice"]["method-0"]: f["data"][0]["z"] for f in figures["matrix-0"]}
+    head = list(RESULTS[0]["class_il"])[-1]
+    found = [r["class_il"][head]["matrix"] for r in RESULTS if _is_plain(r)]
+    assert len(found) == 3
+    for t in range(len(found[0])):
+        so_far = [statistics.mean(matrix[t][: t + 1]) for matrix in found]
+        assert lines["cclis"]["y"][t] == pytest.approx(statistics.mean(so_far))
+        assert lines["cclis"]["error_y"]["array"][t] == pytest.approx(statistics.stdev(so_far))
+        for k in range(t + 1):
+            mean = statistics.mean(matrix[t][k] for matrix in found)
+            assert matrices["cclis"][t][k] == pytest.approx(mean)
+
+
+def _is_plain(result: dict[str, Any]) -> bool:
+    return result["method"] == "cclis" and entries([result])[0].changed == ""
+
+
+def test_figures_for_a_paper_are_the_same_every_time() -> None:
+    for kind, start in (("svg", b"<?xml"), ("png", b"\x89PNG")):
+        first, second = (picture(curves(entries(RESULTS)), kind) for _ in range(2))
+        assert first == second
+        assert first.startswith(start)
+    assert b"cclis" in picture(curves(entries(RESULTS)), "svg")
 
 
 def test_runs_are_found_in_folders_and_files(tmp_path: Path, capsys) -> None:
@@ -108,7 +141,8 @@ def test_runs_are_found_in_folders_and_files(tmp_path: Path, capsys) -> None:
     assert len(read_runs([tmp_path / "runs" / "0", tmp_path / "one.json"])) == 2
     assert main(["report", str(tmp_path / "runs"), "--output", str(tmp_path / "out")]) == 0
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {f"comparison.{kind}" for kind in ("html", "md", "csv", "tex")}
+    pictures = {f"seq-cifar10-memory-200.{kind}" for kind in ("svg", "png")}
+    assert names == {f"comparison.{kind}" for kind in ("html", "md", "csv", "tex")} | pictures
     assert main(["report", str(tmp_path / "runs"), "--output", str(tmp_path / "out")]) == 2
     assert "exists already" in capsys.readouterr().err
 

@@ -1,18 +1,22 @@
 from __future__ import annotations
 
-from html.parser import HTMLParser
+import re
 from io import StringIO
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from cclis.evaluation.accuracy import Accuracies
+from cclis.report.figures import losses
 from cclis.report.page import render
+from cclis.report.pictures import COLUMNS, sheet
 from cclis.report.table import main_head, result_tables
 from cclis.runs import summarise
+from tests.report.pages import Page
 
-HOSTILE = "<script>alert('class')</script>"
+HOSTILE = "</script><script>alert('class')</script>"
 
 
 @pytest.fixture
@@ -42,45 +46,125 @@ def result() -> dict[str, Any]:
     }
 
 
-class Page(HTMLParser):
-    def __init__(self, text: str):
-        super().__init__()
-        self.tags: list[str] = []
-        self.addresses: list[str] = []
-        self.words = ""
-        self.feed(text)
+@pytest.fixture
+def records() -> list[dict[str, Any]]:
+    def epoch(task: int, number: int, **terms: float) -> dict[str, Any]:
+        step = 10 * (number + 1)
+        return {"task": task, "epoch": number, "step": step, "losses": terms, "learning_rate": 0.1}
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
+    def choice(classes: int) -> dict[str, Any]:
+        errors = dict.fromkeys(("weighted", "unweighted", "random"), [0.1] * classes)
+        spread = [[0.2, 0.5, 1.0, 1.5, 3.0]] * classes
+        numbers = {"visible": [9] * classes, "kept": [2] * classes, "effective": [1.5] * classes}
+        return {**numbers, "spread": spread, "errors": errors}
 
-    def handle_data(self, data: str) -> None:
-        self.words += data
+    return [
+        epoch(0, 0, contrast=2.0),
+        epoch(0, 1, contrast=1.5),
+        {"task": 0, "evaluation": {}, "seconds": 1.0, "diagnosis": choice(1)},
+        epoch(1, 0, contrast=1.0, distill=0.5),
+        {"task": 1, "evaluation": {}, "seconds": 1.0, "diagnosis": choice(3)},
+    ]
+
+
+@pytest.fixture
+def analysis() -> dict[str, torch.Tensor]:
+    chance = torch.Generator().manual_seed(0)
+    labels = torch.arange(12) % 3
+    embeddings = torch.randn(12, 8, generator=chance)
+    images = torch.randint(256, (12, 8, 8, 3), generator=chance, dtype=torch.uint8)
+    return {
+        "confusion.linear": torch.tensor([[3, 1, 0], [0, 4, 0], [2, 0, 2]]),
+        "confusion.prototype": torch.eye(3, dtype=torch.int64) * 4,
+        **{"test.images": images, "test.labels": labels, "test.predicted": labels.flip(0)},
+        **{"test.embeddings": embeddings, "memory.images": images[:5], "memory.labels": labels[:5]},
+        "memory.proposal": torch.tensor([0.1, 0.2, 0.3, 0.9, 0.5]),
+        **{"memory.embeddings": embeddings[:5], "prototypes": embeddings[:3]},
+    }
 
 
 def test_the_page_holds_every_number(result: dict[str, Any]) -> None:
     page = Page(render(result))
-    for scenario in ("class_il", "task_il"):
-        for head in result[scenario].values():
-            for row in head["matrix"]:
-                for value in row:
-                    assert value is None or f"{value:.1f}" in page.words
+    shown = {
+        (f["choice"]["scenario"], f["choice"]["head"]): f["data"][0]["z"]
+        for f in page.figures["matrix"]
+    }
+    for scenario, title in (("class_il", "Class-IL"), ("task_il", "Task-IL")):
+        for name, head in result[scenario].items():
+            assert shown[title, name] == head["matrix"]
             for key in ("accuracy", "forgetting", "backward_transfer"):
                 assert f"{head[key]:.2f}" in page.words
 
 
-def test_names_are_shown_as_text(result: dict[str, Any]) -> None:
-    page = Page(render(result))
-    assert "script" not in page.tags
-    assert page.words.count(HOSTILE) == 3
+def test_every_panel_is_there_with_what_it_shows(
+    result: dict[str, Any], records: list[dict[str, Any]], analysis: dict[str, torch.Tensor]
+) -> None:
+    figures = Page(render(result, records, analysis)).figures
+    assert list(figures) == [
+        *("matrix", "curves", "forgetting", "confusion", "losses", "importance", "map")
+    ]
+    bars = {f["choice"]["head"]: f["data"][0]["y"] for f in figures["forgetting"][:2]}
+    assert bars == {"prototype": [88.125 - 76.5], "linear": [91.25 - 71.5]}
+    linear = next(f for f in figures["confusion"] if f["choice"]["head"] == "linear")
+    assert linear["data"][0]["z"] == [[75, 25, 0], [0, 100, 0], [50, 0, 50]]
+    places = figures["map"][0]["data"]
+    assert [len(trace["x"]) for trace in places] == [4, 4, 4, 5, 3]
+    assert sorted(n for trace in places[:3] for n in trace["customdata"]) == list(range(12))
+    names = [figure["choice"]["name"] for figure in figures["importance"]]
+    assert names == ["effective sample size", "spread of g", "error of the denominator"]
+    assert figures["importance"][0]["data"][0]["z"] == [[0.75, None, None], [0.75] * 3]
+
+
+def test_steps_of_the_loss_go_on_from_task_to_task(records: list[dict[str, Any]]) -> None:
+    (figure,) = losses(records)
+    assert figure["data"][0]["x"] == [10, 20, 30]
+    assert figure["data"][1] == {**figure["data"][1], "name": "distill", "y": [None, None, 0.5]}
+    assert [shape["x0"] for shape in figure["layout"]["shapes"]] == [20]
+
+
+def test_the_memory_is_shown_the_largest_proposal_first(
+    result: dict[str, Any], analysis: dict[str, torch.Tensor]
+) -> None:
+    text = render(result, analysis=analysis)
+    first = text[text.index('class="kept"') :]
+    assert re.findall(r'title="g ([\d.]+)"', first) == ["0.9", "0.1", "0.5", "0.2", "0.3"]
+
+
+def test_names_are_shown_as_text(
+    result: dict[str, Any], records: list[dict[str, Any]], analysis: dict[str, torch.Tensor]
+) -> None:
+    page = Page(render(result, records, analysis))
+    assert page.tags.count("script") == 3
+    assert len(page.scripts) == 3
+    assert page.words.count(HOSTILE) == 4
     assert "dog & co" in page.words
+    assert page.figures["map"][0]["data"][0]["name"].startswith("&lt;/script&gt;")
 
 
 def test_the_page_needs_nothing_from_elsewhere(result: dict[str, Any]) -> None:
-    text = render(result)
-    assert Page(text).addresses == []
-    assert "http" not in text
-    assert "@import" not in text
+    page = Page(render(result))
+    assert page.addresses == ["data:,"]
+    assert "@import" not in render(result)
+    # Beside plotly, which names addresses of maps that are never drawn.
+    assert not [script for script in page.scripts if len(script) < 10**6 and "http" in script]
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8, 1), (33, 32, 32, 3), (5, 64, 40, 3)])
+def test_a_sheet_holds_every_image_in_its_place(shape: tuple[int, int, int, int]) -> None:
+    import base64
+    import io
+
+    from PIL import Image
+
+    images = torch.randint(256, (shape[0], 1, 1, shape[3])).expand(shape).to(torch.uint8)
+    found = sheet(images)
+    whole = Image.open(io.BytesIO(base64.b64decode(found.address.split(",")[1])))
+    width, height = whole.width // COLUMNS, whole.height // found.rows
+    assert max(width, height) <= 32
+    for number, image in enumerate(images):
+        middle = (number % COLUMNS * width + width // 2, number // COLUMNS * height + height // 2)
+        seen = torch.tensor(whole.getpixel(middle)).float()
+        assert torch.allclose(seen, image[0, 0].float().squeeze(), atol=24)
 
 
 def test_the_tables_hold_the_main_heads_matrices(result: dict[str, Any]) -> None:

@@ -134,6 +134,11 @@ def _processor() -> str:
     return next(names, platform.processor() or platform.machine())
 
 
+def allocation_failures(device: torch.device) -> int:
+    """How often a GPU had no memory left to give to this process."""
+    return int(torch.cuda.memory_stats(device)["num_ooms"]) if device.type == "cuda" else 0
+
+
 def peak_memory(device: torch.device) -> int:
     """Most bytes in use so far: of the GPU where there is one, of the process otherwise."""
     if device.type == "cuda":

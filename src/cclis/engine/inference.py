@@ -10,6 +10,7 @@ from cclis.config import Config
 from cclis.data.augment import CHANCES, augment, draw_chances, to_float
 from cclis.engine.compiling import compiled, compiled_for_all, compiles
 from cclis.engine.feed import feed
+from cclis.engine.recording import Recording, Tensors
 from cclis.nn.network import Network, Representation, evaluating
 
 BATCH = 512
@@ -19,7 +20,8 @@ BATCH = 512
 class Inference:
     """Represents uint8 images (N, H, W, C), batch by batch, without gradients.
 
-    On a GPU the pass is compiled, for one batch size alone: the last batch is filled up.
+    On a GPU the pass is compiled and recorded, for one batch size alone: the last batch is filled
+    up. The network's weights may change, but not their place.
     """
 
     def __init__(self, network: Network, fabric: Fabric, config: Config):
@@ -28,6 +30,9 @@ class Inference:
         self._augment = compiled_for_all(augment) if self._compiled else augment
         self._to_float = compiled_for_all(to_float) if self._compiled else to_float
         self._represent = compiled(self._represented, self._compiled)
+        recorded = self._compiled and fabric.device.type == "cuda"
+        # What is augmented and what is not are recorded apart.
+        self._passes = [Recording(self._pass) if recorded else self._pass for _ in range(2)]
 
     @property
     def device(self) -> torch.device:
@@ -38,7 +43,7 @@ class Inference:
     def __call__(self, images: Tensor, augmented: torch.Generator | None = None) -> Representation:
         """Represent images as they are, or augmented with draws from a generator."""
         features, embeddings = [], []
-        with evaluating(self.network), self._fabric.autocast():
+        with evaluating(self.network):
             for part in feed(torch.split(images, BATCH), self.device):
                 chances = None if augmented is None else draw_chances(len(part), augmented)
                 found = self._one_batch(part, chances)
@@ -52,12 +57,18 @@ class Inference:
             images = torch.cat([images, images.new_zeros(BATCH - count, *images.shape[1:])])
             if chances is not None:
                 chances = torch.cat([chances, chances.new_zeros(CHANCES, BATCH - count)], dim=1)
-        if chances is None:
-            floats = self._to_float(images)
-        else:
-            floats = self._augment(images, self._config, chances)
-        features, embeddings = self._represent(floats)
-        return features[:count], embeddings[:count]
+        inputs = {"images": images} if chances is None else {"images": images, "chances": chances}
+        features, embeddings = self._passes[chances is None](inputs)
+        # Copies: the next batch is written to the same place.
+        return features[:count].clone(), embeddings[:count].clone()
+
+    def _pass(self, inputs: Tensors) -> tuple[Tensor, Tensor]:
+        with self._fabric.autocast():
+            if "chances" in inputs:
+                floats = self._augment(inputs["images"], self._config, inputs["chances"])
+            else:
+                floats = self._to_float(inputs["images"])
+            return self._represent(floats)
 
     def _represented(self, images: Tensor) -> tuple[Tensor, Tensor]:
         features = self.network.features(images)

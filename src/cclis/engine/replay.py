@@ -44,6 +44,7 @@ class Replay:
         self._method, self._memory, self._config = method, memory, config
         self._device = device
         self._tasks = torch.empty(0, dtype=torch.int64, device=device)
+        self._replayed_of_stream = 0
         self.generators = {
             name: generator("cpu" if name in ON_THE_HOST else device, config.seed, name)
             for name in GENERATORS
@@ -69,6 +70,9 @@ class Replay:
         if not method.replays:
             return mix(samples, len(self._memory), config.batch_size, config.replay_share), ()
         assert isinstance(config, StreamReplayOptions)
+        # Beside the memory, its share of a reservoir; the rest are candidates to be kept.
+        share = len(task_sizes) + 1 if self._memory.reservoir else 1
+        self._replayed_of_stream = -(-self._memory.capacity // share)
         each = config.replay_batch_size
         how = mix_beside(samples, config.batch_size, method.replays * each)
         return how, (how.task, *[each] * method.replays)
@@ -102,8 +106,8 @@ class Replay:
             kept: What the step left to be kept with them.
         """
         new = ImageSet(batch["images"][:count], batch["labels"][:count])
-        slots, extras = self._method.admit(slots, self._memory, self.generators["admit"])
-        self._memory.insert(slots, new, {**kept, **extras})
+        slots = self._method.admit(slots, kept, self._memory, self.generators["admit"])
+        self._memory.insert(slots, new, kept)
 
     def _plan(self, samples: int, how: Mix, done: int) -> tuple[Tensor, Tensor, Tensor]:
         """For every step of an epoch: samples of the task, of the memory, slots of a reservoir."""
@@ -117,13 +121,17 @@ class Replay:
         if not self._method.streams:
             kept = len(self._memory)
             return of_task, self._here(draw_beside(kept, kept, how, replays, chance)), nowhere
-        capacity, seen = self._memory.capacity, self._memory.seen - done * how.task
-        of_memory = self._here(draw_beside(seen, capacity, how, replays, chance))
-        slots = [
-            reservoir_slots(seen + step * how.task, capacity, how.task, generator=chance)
-            for step in range(how.steps)
-        ]
-        return of_task, of_memory, torch.stack(slots)
+        seen, before = self._memory.seen - done * how.task, self._memory.before
+        most = before + self._replayed_of_stream
+        of_memory = self._here(draw_beside(before + seen, most, how, replays, chance))
+        room = self._memory.reservoir or self._memory.capacity
+        slots = torch.stack(
+            [
+                reservoir_slots(seen + step * how.task, room, how.task, generator=chance)
+                for step in range(how.steps)
+            ]
+        )
+        return of_task, of_memory, torch.where(slots < 0, slots, before + slots)
 
     def _past(self, new: Inputs, replayed: Tensor) -> Inputs:
         """The replayed samples; while nothing has been kept, copies of the task's stand in."""

@@ -6,20 +6,16 @@ from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor
 
 from cclis.config import Config
 from cclis.data.augment import augment
 from cclis.engine.compiling import compiled, compiled_for_all, compiles
 from cclis.engine.optimizer import Optimizer
+from cclis.engine.recording import Recording, Tensors
 from cclis.methods import Batch, Method
 
-WARMUP = 3
-"""Steps run one kernel at a time before the next is recorded: libraries choose kernels in them."""
 INPUTS = ("images", "labels", "proposal", "chances")
 NEVER = -1
-
-Tensors = dict[str, Tensor]
 
 
 class Step:
@@ -44,7 +40,8 @@ class Step:
         self._method, self._optimizer = method, optimizer
         self._fabric, self._config = fabric, config
         compiling = compiles(config, fabric.device)
-        self._graphed = compiling and fabric.device.type == "cuda"
+        recorded = compiling and fabric.device.type == "cuda"
+        self._recording = Recording(self._run) if recorded else None
         self._augment = compiled_for_all(augment) if compiling else augment
         self._losses = compiled(method.losses, compiling)
         self._probes = compiled(method.probes, compiling and method.sees_gradients)
@@ -62,10 +59,8 @@ class Step:
             sizes: Samples of the task and of each replay in a batch, where they are kept apart.
         """
         self.sizes = sizes
-        self._steps = 0
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._inputs: Tensors = {}
-        self._recorded: tuple[Tensors, Tensors] = ({}, {})
+        if self._recording is not None:
+            self._recording.forget()
         self._number.fill_(done)
         self._failed.fill_(NEVER)
 
@@ -86,7 +81,7 @@ class Step:
                 `Batch`; chances, random numbers for the augmentation, (CHANCES, B); and extras of
                 the replayed samples.
         """
-        results = self._losses_and_gradients(inputs)
+        results = (self._recording or self._run)(inputs)
         if self._method.sees_gradients:
             # Outside the recording: what to follow may be decided on the host.
             gradient = self._optimizer.gradient
@@ -96,30 +91,16 @@ class Step:
             self._update()
         return results
 
-    def _losses_and_gradients(self, inputs: Tensors) -> tuple[Tensors, Tensors]:
-        if not self._graphed:
-            return self._run(inputs)
-        self._steps += 1
-        if self._steps <= WARMUP:
-            return self._run_aside(inputs)
-        if self._graph is None:
-            self._record(inputs)
-        for name, place in self._inputs.items():
-            place.copy_(inputs[name])
-        assert self._graph is not None
-        self._graph.replay()
-        return self._recorded
-
     def _run(self, inputs: Tensors) -> tuple[Tensors, Tensors]:
         extras = dict(inputs)
         images, labels, proposal, chances = (extras.pop(name) for name in INPUTS)
-        self._method.before_step()
         self._optimizer.zero_grad()
         with self._fabric.autocast():
             # Without gradients, as in inference: what is compiled for one serves the other.
             with torch.no_grad():
                 augmented = self._augment(images, self._config, chances)
             batch = Batch(augmented, labels, proposal, extras, self.sizes)
+            self._method.before_step(batch)
             losses = self._losses(batch)
             probes = self._probes(batch)
         loss = torch.stack(list(losses.values())).sum()
@@ -143,19 +124,3 @@ class Step:
         first = ~finite & (self._failed == NEVER)
         self._failed.copy_(torch.where(first, self._number, self._failed))
         self._number += 1
-
-    def _run_aside(self, inputs: Tensors) -> tuple[Tensors, Tensors]:
-        # A recording is made on a stream of its own, and so must be what warms up for it.
-        current = torch.cuda.current_stream()
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(current)
-        with torch.cuda.stream(aside):
-            results = self._run(inputs)
-        current.wait_stream(aside)
-        return results
-
-    def _record(self, inputs: Tensors) -> None:
-        self._inputs = {name: value.clone() for name, value in inputs.items()}
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._recorded = self._run(self._inputs)

@@ -16,13 +16,20 @@ from torch import Tensor, nn
 from cclis.config import Config, make_config
 from cclis.data.images import ImageSet
 from cclis.engine.compiling import compiles
-from cclis.engine.device import generator, make_fabric, on_host, peak_memory, seeded
+from cclis.engine.device import (
+    allocation_failures,
+    generator,
+    make_fabric,
+    on_host,
+    peak_memory,
+    seeded,
+)
 from cclis.engine.inference import Inference
 from cclis.engine.optimizer import Optimizer
 from cclis.engine.replay import Replay
 from cclis.engine.schedule import Schedule
 from cclis.engine.step import Step
-from cclis.errors import InputError
+from cclis.errors import InputError, as_input_errors
 from cclis.memory import Memory
 from cclis.methods import METHODS, Batch, Visible
 from cclis.nn.network import Representation, feature_dimension, make_encoder
@@ -38,10 +45,12 @@ class Learned:
     Attributes:
         visible: The samples that heads are fitted to: the memory as it was, then the task.
         seconds: How long it took, scoring and selection included.
+        diagnosis: How good the choice of what is kept was, where the method says.
     """
 
     visible: ImageSet
     seconds: float
+    diagnosis: dict[str, Any]
 
 
 @dataclass
@@ -101,7 +110,7 @@ class Trainer:
         if self.fabric.device.type == "cuda":
             network = network.to(memory_format=torch.channels_last)
         self.method = kind(config, network)
-        self.memory = Memory(config.memory)
+        self.memory = Memory(config.memory, self.method.reservoir if config.memory else 0)
         self.inference = Inference(network, self.fabric, config)
         self.task_sizes: list[int] = []
         self.images = 0
@@ -136,10 +145,13 @@ class Trainer:
             again: Whether samples of classes learned before may be among them.
         """
         self._check(task, new_classes, again)
+        failures = allocation_failures(self.fabric.device)
         with self.all_or_nothing():
             try:
                 return self._learn(task, new_classes, on_epoch, on_step, on_trained)
-            except torch.OutOfMemoryError as error:
+            except RuntimeError as error:
+                if not self._out_of_memory(error, failures):
+                    raise
                 # Frames of the failed step hold on to what filled the memory.
                 traceback.clear_frames(error.__traceback__)
                 raise InputError(self._too_large(len(task))) from None
@@ -176,12 +188,16 @@ class Trainer:
         self._train(task, self._position, on_epoch, on_step)
         on_trained()
         visible = self.memory.visible(task)
+        diagnosis: dict[str, Any] = {}
         if not self.method.streams:
-            self._refill(visible)
+            diagnosis = self._refill(visible)
+        elif self.memory.reservoir and self.memory.seen and self.memory.samples is not None:
+            # Unless the choice has been made: a first task may be taken over from another run.
+            diagnosis = self._refill(self.memory.samples)
         self._position = None
         self.task_sizes.append(new_classes)
         seen = self.fitted_to(visible)
-        return Learned(seen, time.perf_counter() - started)
+        return Learned(seen, time.perf_counter() - started, diagnosis)
 
     def fitted_to(self, visible: ImageSet) -> ImageSet:
         """What heads are fitted to, of what was visible during a task that has been learned."""
@@ -236,6 +252,7 @@ class Trainer:
                     {
                         "task": index,
                         "epoch": position.epoch,
+                        "step": position.done,
                         "loss": loss,
                         "losses": means,
                         "learning_rate": rate,
@@ -262,7 +279,7 @@ class Trainer:
             )
         )
 
-    def _refill(self, visible: ImageSet) -> None:
+    def _refill(self, visible: ImageSet) -> dict[str, Any]:
         index, seed = len(self.task_sizes), self.config.seed
         chances = generator(self.fabric.device, seed, "score", index)
         with self._progress.bar(f"task {index + 1}  scoring", self.method.passes) as bar:
@@ -275,6 +292,7 @@ class Trainer:
             choice = Visible(visible.labels, represent, self.memory.extras)
             kept = self.method.keep(choice, self.memory.capacity, chance)
         self.memory.replace(visible[kept.indices], kept.proposal, kept.extras)
+        return kept.diagnosis
 
     def _make_room(self, classes: int) -> None:
         room = self.method.network.classes
@@ -322,11 +340,17 @@ class Trainer:
                 return f"{said}; batch_size {batch} would fit"
         return f"{said}, and for smaller ones: use smaller images (image_size) or width"
 
+    def _out_of_memory(self, error: RuntimeError, failures: int) -> bool:
+        """Libraries that find no room say it in words of their own: then the failures count."""
+        found = allocation_failures(self.fabric.device)
+        return isinstance(error, torch.OutOfMemoryError) or found > failures
+
     def _fits(self, batch: int) -> bool:
         height, width, channels = self.image_shape
         device, past = self.fabric.device, self._step.sizes[1:]
         rows = (batch + sum(past)) * self.method.views
         torch.cuda.empty_cache()
+        failures = allocation_failures(device)
         try:
             labels = torch.arange(rows, device=device) % max(1, self.method.seen)
             images = torch.zeros(rows, channels, height, width, device=device)
@@ -337,7 +361,9 @@ class Trainer:
                 terms = self.method.losses(trial)
             self.fabric.backward(torch.stack(list(terms.values())).sum())
             self._optimizer.zero_grad()
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not self._out_of_memory(error, failures):
+                raise
             traceback.clear_frames(error.__traceback__)
             self._optimizer.zero_grad()
             return False
@@ -392,7 +418,7 @@ class Trainer:
         progress: Progress = QUIET,
     ) -> Trainer:
         """A trainer that goes on where `state` was taken, on any device."""
-        with as_input_errors():
+        with as_input_errors("not a state that this cclis wrote"):
             settings = dict(description["config"])
             settings["device"] = device or settings["device"]
             config = make_config(settings.pop("method"), settings)
@@ -404,7 +430,7 @@ class Trainer:
 
     def restore(self, tensors: dict[str, Tensor], description: Record) -> None:
         """Take over the tensors of a `state` that belongs to the same settings."""
-        with as_input_errors():
+        with as_input_errors("not a state that this cclis wrote"):
             self._restore(tensors, description)
 
     def _restore(self, tensors: dict[str, Tensor], description: Record) -> None:
@@ -432,18 +458,6 @@ class Trainer:
             seen = sum(self.task_sizes)
             self.method.count(seen, seen + position["classes"])
             self.method.load(under("method.", here))
-
-
-@contextmanager
-def as_input_errors() -> Iterator[None]:
-    """What a state of another making lacks, said as bad input."""
-    try:
-        yield
-    except InputError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-        kind = type(error).__name__
-        raise InputError(f"not a state that this cclis wrote ({kind}: {error})") from None
 
 
 def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from cclis.config import EvaluationOptions
 from cclis.data.images import ImageSet
 from cclis.engine.inference import Inference
 from cclis.evaluation.heads import HEADS, View, heads_for
+from cclis.nn.network import Representation
 from cclis.progress import QUIET, Progress
 
 
@@ -25,6 +27,23 @@ class Accuracies:
 
     class_il: list[float]
     task_il: list[float]
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """How a network did on all tasks seen so far.
+
+    Attributes:
+        accuracies: By head.
+        predicted: By head, the class that each test sample was taken for, int64 (N,).
+        test: The test samples of all tasks, (N,).
+        represented: What the network makes of them, (N, ...).
+    """
+
+    accuracies: dict[str, Accuracies]
+    predicted: dict[str, Tensor]
+    test: ImageSet
+    represented: Representation
 
 
 def accuracies(
@@ -56,7 +75,7 @@ def evaluate(
     options: EvaluationOptions,
     seed: int,
     progress: Progress = QUIET,
-) -> dict[str, Accuracies]:
+) -> Evaluation:
     """Fit every head to what is visible and test it on all tasks so far.
 
     Chance is drawn from `seed` and the number of classes alone, so that a later evaluation of the
@@ -65,16 +84,17 @@ def evaluate(
     heads = heads_for(tuple(heads), options)
     view = View(inference, visible, sum(task_sizes), options, seed)
     with progress.bar(f"task {len(tests)}  evaluating", 1 + len(heads)) as bar:
-        here = [test.to(inference.device) for test in tests]
-        represented = [inference(test.images) for test in here]
+        sizes = [len(test) for test in tests]
+        test = ImageSet.concatenate(*tests).to(inference.device)
+        represented = inference(test.images)
         bar.advance()
-        found = {}
+        found, predicted = {}, {}
         for name in heads:
-            head = HEADS[name](view)
-            scores = [head.scores(r) for r in represented]
-            found[name] = accuracies(scores, [test.labels for test in here], task_sizes)
+            scores = HEADS[name](view).scores(represented)
+            by_task = torch.split(scores, sizes), torch.split(test.labels, sizes)
+            found[name], predicted[name] = accuracies(*by_task, task_sizes), scores.argmax(dim=1)
             bar.advance(note=f"{name} {sum(found[name].class_il) / len(tests):.1f} %")
-    return found
+    return Evaluation(found, predicted, test, represented)
 
 
 def _percent(right: Tensor) -> float:

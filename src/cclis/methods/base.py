@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -74,11 +74,13 @@ class Kept:
         indices: Which ones, int64 (M,).
         proposal: Their g_k, (M,).
         extras: What to keep with them, by name, (M, ...).
+        diagnosis: How good a choice it is, in numbers to be recorded, by name.
     """
 
     indices: Tensor
     proposal: Tensor
     extras: dict[str, Tensor] = field(default_factory=dict)
+    diagnosis: dict[str, Any] = field(default_factory=dict)
 
 
 def random_choice(labels: Tensor, capacity: int, generator: torch.Generator) -> Kept:
@@ -115,6 +117,8 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
         passes: How often `keep` asks what the network makes of the visible samples.
         streams: Whether the memory is filled while a task streams by, by `admit`; otherwise it is
             refilled at the end of a task, by `keep`.
+        reservoir: For methods that stream: how many samples of the current task are held beside
+            the memory, for `keep` to choose from both; 0 makes the memory itself the reservoir.
         replays: How many batches of the memory are replayed beside each of the task; 0 mixes what
             it holds with the task in proportion.
         by_task: Whether all of the memory is replayed beside each batch, in parts by past task.
@@ -128,6 +132,7 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
     heads: tuple[str, ...]
     passes: int = 0
     streams: bool = False
+    reservoir: int = 0
     replays: int = 0
     by_task: bool = False
     views: int = 1
@@ -160,8 +165,8 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
         self.old_classes.fill_(old)
         self.seen_classes.fill_(seen)
 
-    def before_step(self) -> None:
-        """Called before every step of training."""
+    def before_step(self, batch: Batch) -> None:
+        """Called before every step of training, with what it will see; never compiled."""
 
     @abstractmethod
     def losses(self, batch: Batch) -> dict[str, Tensor]:
@@ -181,19 +186,20 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
         return gradient
 
     def admit(
-        self, slots: Tensor, memory: Memory, generator: torch.Generator
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+        self, slots: Tensor, kept: dict[str, Tensor], memory: Memory, generator: torch.Generator
+    ) -> Tensor:
         """For methods that stream: where the task's samples of a step go; to a reservoir.
 
         Args:
             slots: Where a reservoir puts each of them, or -1 for nowhere, (N,) on the CPU.
+            kept: What the step left to be kept with them, by name, (N, ...).
             memory: As it is before them.
             generator: Source of randomness, on the CPU.
 
         Returns:
-            The slots to use, and what to keep with the samples, by name, (N, ...).
+            The slots to use, (N,) on the CPU.
         """
-        return slots, {}
+        return slots
 
     def keep(self, visible: Visible, capacity: int, generator: torch.Generator) -> Kept:
         """Choose at most `capacity` of the visible samples at the end of a task; none by default.

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from cclis.config import CCLISConfig
+from cclis.diagnostics import diagnose
 from cclis.losses import prd, sample_nce
 from cclis.methods.base import Batch, Kept, ParameterGroup, Visible
 from cclis.methods.teacher import TeacherMethod
@@ -23,7 +24,8 @@ class CCLIS(TeacherMethod[CCLISConfig, PrototypeNetwork]):
 
     def __init__(self, config: CCLISConfig, network: PrototypeNetwork):
         super().__init__(config, network)
-        self.passes = config.score_passes if config.selection == "proposal" else 0
+        self._scored = config.score_passes if config.selection == "proposal" else 0
+        self.passes = self._scored + 1
         self.distils = config.distillation
         self._weighted = config.importance_sampling and config.selection == "proposal"
 
@@ -34,7 +36,7 @@ class CCLIS(TeacherMethod[CCLISConfig, PrototypeNetwork]):
         """Encoder, projection and prototypes."""
         return PrototypeNetwork(encoder, channels, features, config.embedding, classes)
 
-    def before_step(self) -> None:
+    def before_step(self, batch: Batch) -> None:
         """Prototypes stay on the unit sphere."""
         self.network.normalise_prototypes()
 
@@ -65,23 +67,30 @@ class CCLIS(TeacherMethod[CCLISConfig, PrototypeNetwork]):
         """Score every visible sample (Eq. 12) and draw class by class with these odds."""
         labels = visible.labels
         scores = torch.zeros(len(labels), device=labels.device)
-        if self.passes:
+        if self._scored:
             passes = [
-                self._score(visible.represent().embeddings, labels) for _ in range(self.passes)
+                self._score(visible.represent().embeddings, labels) for _ in range(self._scored)
             ]
             scores = torch.stack(passes).logsumexp(dim=0)
         proposal = normalise(scores, labels)
         indices = select(proposal, labels, capacity, generator=generator)
-        return Kept(indices, proposal[indices])
+        similarity = self._prototypes @ visible.represent(augmented=False).embeddings.T
+        diagnosis = diagnose(
+            similarity, labels, indices, proposal, temperature=self.config.temperature
+        )
+        return Kept(indices, proposal[indices], diagnosis=diagnosis)
 
     def _old_only(self, similarity: Tensor) -> Tensor:
         """Similarities (C, B) in which other classes than the old ones have no share."""
         classes = torch.arange(len(similarity), device=similarity.device)[:, None]
         return similarity.masked_fill(classes >= self.old_classes, NEVER)
 
+    @property
+    def _prototypes(self) -> Tensor:
+        return nn.functional.normalize(self.network.prototypes[: self.seen].detach(), dim=1)
+
     def _score(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        prototypes = nn.functional.normalize(self.network.prototypes[: self.seen].detach(), dim=1)
-        return log_scores(embeddings, prototypes, labels, temperature=self.config.temperature)
+        return log_scores(embeddings, self._prototypes, labels, temperature=self.config.temperature)
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """Prototypes learn at their own rate, and warm up from a tenth of it."""

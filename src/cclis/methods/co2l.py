@@ -18,7 +18,7 @@ BASE_TEMPERATURE = 0.07
 class Co2L(TeacherMethod[Co2LConfig, ProjectionNetwork]):
     """Asymmetric supervised contrast of two views, and instance-wise relation distillation."""
 
-    heads = ("linear", "discriminant", "means")
+    heads = ("discriminant", "means", "linear")
     views = 2
 
     @staticmethod

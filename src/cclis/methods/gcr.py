@@ -11,27 +11,38 @@ from cclis.exemplars import matching_pursuit
 from cclis.methods.base import Batch, Kept, Visible
 from cclis.methods.classifier import weighted_mean
 from cclis.methods.der import DarkReplay
+from cclis.nn.network import ClassifierNetwork
 from cclis.sampling import quotas
 
 
 class GCR(DarkReplay[GCRConfig]):
-    """Replay as in DER++, of weighted samples whose gradients add up to those of all candidates."""
+    """Replay as in DER++, of weighted samples whose gradients add up to those of all candidates.
 
+    Candidates are the coreset so far and a reservoir of the task, both with the logits of the
+    moment when they were stored. Of both is replayed.
+    """
+
+    streams = True
     replays = 2
     passes = 1
+
+    def __init__(self, config: GCRConfig, network: ClassifierNetwork):
+        super().__init__(config, network)
+        self.reservoir = config.candidates
 
     def blank_extras(self, count: int) -> dict[str, Tensor]:
         """Logits and weights of nothing."""
         return {**super().blank_extras(count), "weight": self.network.mean.new_zeros(count)}
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """As DER++, with the weighted means of what is replayed."""
+        """As DER++, with the weighted means of what is replayed (Eq. 2)."""
         matched, labelled = batch.part(1), batch.part(2)
         squared = (self.network.logits(matched.images) - matched.extras["logits"]).square()
         logits = self.network.logits(labelled.images)
         cost = F.cross_entropy(logits, labelled.labels, reduction="none")
         distance = weighted_mean(squared.mean(dim=1), matched.extras["weight"])
         labels = weighted_mean(cost, labelled.extras["weight"])
+        batch.keep["weight"] = torch.ones_like(batch.proposal[: batch.sizes[0]])
         return {
             "cross_entropy": self.current(batch),
             "logits": self.config.logit_weight * distance,
@@ -39,55 +50,47 @@ class GCR(DarkReplay[GCRConfig]):
         }
 
     def keep(self, visible: Visible, capacity: int, generator: torch.Generator) -> Kept:
-        """Class by class a weighted coreset, of what was kept or of the task's candidates."""
+        """Class by class a weighted coreset of the candidates.
+
+        Those that the network gets wrong are left out where there are enough others.
+        """
         features = visible.represent(augmented=False).features.float()
-        logits = self.network.classifier(features).detach()
-        if "logits" in visible.extras:
-            # Those of samples that were kept before are of the moment when they were stored.
-            past = visible.extras["logits"]
-            logits = torch.cat([past, logits[len(past) :]])
-        before = torch.ones_like(features[:, 0])
-        if "weight" in visible.extras:
-            before[: len(visible.extras["weight"])] = visible.extras["weight"]
-        shares = quotas(
-            visible.labels.bincount(minlength=self.seen).cpu(), capacity, generator=generator
-        )
+        stored, before = visible.extras["logits"], visible.extras["weight"]
+        right = self.network.classifier(features)[:, : self.seen].argmax(dim=1) == visible.labels
+        counts = visible.labels.bincount(minlength=self.seen).cpu()
+        shares = quotas(counts, capacity, generator=generator).tolist()
         indices, weights = [], []
-        for label in range(self.seen):
-            rows = self._candidates(visible.labels, label, generator)
-            quota = int(shares[label])
-            chosen, weight = self._coreset(features[rows], before[rows], label, quota)
+        for label, quota in enumerate(shares):
+            of_class = visible.labels == label
+            good = of_class & right
+            rows = (good if int(good.sum()) >= quota else of_class).nonzero()[:, 0]
+            gradients = self._gradients(features[rows], stored[rows], label)
+            chosen, weight = self._coreset(gradients, before[rows], quota)
             indices.append(rows[chosen])
             weights.append(weight)
         kept = torch.cat(indices)
-        extras = {"logits": logits[kept], "weight": torch.cat(weights)}
+        extras = {"logits": stored[kept], "weight": torch.cat(weights)}
         return Kept(kept, torch.ones(len(kept), device=kept.device), extras)
 
-    def _candidates(self, labels: Tensor, label: int, generator: torch.Generator) -> Tensor:
-        """Samples of a class: all that were kept, or as many of the task as are to be looked at."""
-        rows = (labels == label).nonzero()[:, 0]
-        if label < self.old:
-            return rows
-        count = max(1, self.config.candidates // (self.seen - self.old))
-        return rows[torch.randperm(len(rows), generator=generator)[:count]]
+    @torch.no_grad()
+    def _gradients(self, features: Tensor, stored: Tensor, label: int) -> Tensor:
+        """Gradients of what replaying each sample of a class costs, by label and logits, (N, P).
 
-    def _coreset(
-        self, features: Tensor, before: Tensor, label: int, quota: int
-    ) -> tuple[Tensor, Tensor]:
-        """At most `quota` rows of one class, and weights under which their gradient points where
-        that of all rows does with the weights they had before; 1 on average, as every class counts
-        alike.
-
-        Gradients are those of the classifier alone, as the authors do: for a sample the outer
-        product of its error and its features.
+        As the authors do, those of the classifier alone: products of errors and features.
         """
-        inputs = F.pad(features, (0, 1), value=1.0)
-        error = self.network.classifier(features).detach()[:, : self.seen].softmax(dim=1)
-        error[:, label] -= 1
-        gradients = (error[:, :, None] * inputs[:, None, :]).flatten(1)
-        chosen, weight = matching_pursuit(
-            gradients, before @ gradients, quota, ridge=self.config.weight_ridge
-        )
+        logits: Tensor = self.network.classifier(features)
+        of_label = logits.softmax(dim=1)
+        of_label[:, label] -= 1
+        of_logits = 2 * (logits - stored) / logits.shape[1]
+        error = self.config.label_weight * of_label + self.config.logit_weight * of_logits
+        return (error[:, :, None] * F.pad(features, (0, 1), value=1.0)[:, None, :]).flatten(1)
+
+    def _coreset(self, gradients: Tensor, before: Tensor, quota: int) -> tuple[Tensor, Tensor]:
+        """At most `quota` rows of one class, and weights under which their gradient points where
+        that of all rows does with the weights they had before (Eq. 4); 1 on average, as every
+        class counts alike."""
+        target, ridge = before @ gradients, self.config.weight_ridge
+        chosen, weight = matching_pursuit(gradients, target, quota, ridge=ridge)
         # Where fewer suffice, others fill the room; each stands for itself alone.
         rest = torch.ones_like(before).index_fill(0, chosen, 0).nonzero()[:, 0]
         more = rest[: quota - len(chosen)]

@@ -7,30 +7,44 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cclis.config import GSSConfig
-from cclis.gradients import gss_replacements, max_cosine
+from cclis.gradients import gss_replacements
 from cclis.memory import Memory
 from cclis.methods.base import Batch
 from cclis.methods.classifier import ClassifierMethod, weighted_cross_entropy
+from cclis.nn.per_sample import gradient_cosines
 
 FIRST_SCORE = 0.1
 """Of samples that come before there is anything to compare them with."""
 
 
 class GSS(ClassifierMethod[GSSConfig]):
-    """Replay as in ER; the memory takes in samples whose gradients are unlike those it has.
-
-    A simplification: the samples of a batch are scored together, by the batch's gradient against
-    that of one replayed batch; the paper scores each against single samples of the memory.
-    """
+    """Replay as in ER; the memory takes in samples whose gradients are unlike those it has."""
 
     streams = True
     replays = 2
-    sees_gradients = True
-    score: Tensor | None = None
 
     def blank_extras(self, count: int) -> dict[str, Tensor]:
         """Scores of nothing."""
         return {"score": self.network.mean.new_zeros(count)}
+
+    def before_step(self, batch: Batch) -> None:
+        """Score the task's samples: the largest cosine of the gradient with that of any sample of
+        the second replay, plus 1 (Algorithm 2).
+
+        Gradients are those of the network in eval mode, of the images as they are augmented.
+        """
+        task, references = batch.part(0), batch.part(2)
+        images = torch.cat([task.images, references.images])
+        labels = torch.cat([task.labels, references.labels])
+
+        def loss() -> Tensor:
+            return F.cross_entropy(self.network.logits(images), labels, reduction="sum")
+
+        with self.network.looked_into():
+            cosines = gradient_cosines(self.network, loss, len(task.labels))
+        # Where a step is not finite, whoever watches over it says so; nothing is taken in.
+        score = (cosines.amax(dim=1) + 1).clamp(0, 2).nan_to_num(2.0)
+        batch.keep["score"] = torch.where(references.proposal.any(), score, FIRST_SCORE)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Cross-entropy of the task's batch joined with the first replay."""
@@ -39,22 +53,10 @@ class GSS(ClassifierMethod[GSSConfig]):
         weight = batch.proposal[both].abs()
         return {"cross_entropy": weighted_cross_entropy(logits, batch.labels[both], weight)}
 
-    def probes(self, batch: Batch) -> list[Tensor]:
-        """The loss of the task's batch, and that of the second replay to compare it with."""
-        parts = [batch.part(0), batch.part(2)]
-        return [F.cross_entropy(self.network.logits(p.images), p.labels) for p in parts]
-
-    def steer(self, gradient: Tensor, probes: Tensor) -> Tensor:
-        """Only look: the larger the cosine, the less is there to learn from keeping the batch."""
-        self.score = max_cosine(probes[:1], probes[1:])[0]
-        return gradient
-
     def admit(
-        self, slots: Tensor, memory: Memory, generator: torch.Generator
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+        self, slots: Tensor, kept: dict[str, Tensor], memory: Memory, generator: torch.Generator
+    ) -> Tensor:
         """Fill the memory, then replace by score (Algorithm 2)."""
-        score = float(self.score) if len(memory) and self.score is not None else FIRST_SCORE
-        scores = self.network.mean.new_full((len(slots),), score)
-        if len(memory) == memory.capacity > 0:
-            slots = gss_replacements(memory.extras["score"], scores, generator=generator)
-        return slots, {"score": scores}
+        if len(memory) < memory.capacity or not memory.capacity:
+            return slots
+        return gss_replacements(memory.extras["score"], kept["score"], generator=generator)

@@ -145,6 +145,16 @@ class Network(nn.Module, ABC):
         """From now on the encoder runs compiled, and so do copies of this network."""
         self._encode = _encode_compiled()
 
+    @contextmanager
+    def looked_into(self) -> Iterator[None]:
+        """For a while in eval mode and not compiled, so that hooks see every layer."""
+        encode, self._encode = self._encode, _encode
+        try:
+            with evaluating(self):
+                yield
+        finally:
+            self._encode = encode
+
     @abstractmethod
     def project(self, features: Tensor) -> Tensor:
         """Features (B, F) to unit-norm embeddings (B, D), in 32 bits."""

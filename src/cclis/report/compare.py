@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from cclis.errors import InputError
 from cclis.files import read_json
+from cclis.report import figures
+from cclis.report.drawing import Line, line_figure
 from cclis.report.page import environment
 from cclis.report.results import Result, paper_row, spread, variation
 
@@ -20,9 +23,11 @@ COLUMNS = (
     *("Task-IL", "forgetting (task)", "seconds", "memory (GiB)", "runs"),
 )
 PAIRS = ("benchmark", "memory", "first", "second", "seeds", "difference", "p")
-COLOURS = ("#0b7285", "#e8590c", "#5f3dc4", "#2b8a3e", "#c2255c", "#1864ab", "#a9812a", "#495057")
 
 Table = list[list[str]]
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -55,14 +60,32 @@ class Entry:
         return [head for head in first["class_il"] if all(head in r["class_il"] for r in others)]
 
     @property
-    def curve(self) -> list[float]:
-        """Class-IL accuracy of the main head after each task, over the tasks so far."""
-        head = self.heads[-1]
-        matrices = [run["class_il"][head]["matrix"] for run in self.runs]
-        return [
-            statistics.mean(statistics.mean(m[t][: t + 1]) for m in matrices)
-            for t in range(len(matrices[0]))
+    def curve(self) -> list[tuple[float, float]]:
+        """Class-IL accuracy of the main head after each task, over the tasks so far: its mean and
+        standard deviation over seeds."""
+        so_far = [
+            [statistics.mean(row[: t + 1]) for t, row in enumerate(matrix)]
+            for matrix in self._matrices
         ]
+        return [
+            (statistics.mean(v), statistics.stdev(v) if len(v) > 1 else 0.0)
+            for v in zip(*so_far, strict=True)
+        ]
+
+    @property
+    def matrix(self) -> list[list[float | None]]:
+        """Class-IL accuracies of the main head, the mean over seeds."""
+        return [
+            [
+                None if None in values else statistics.mean(values)
+                for values in zip(*rows, strict=True)
+            ]
+            for rows in zip(*self._matrices, strict=True)
+        ]
+
+    @property
+    def _matrices(self) -> list[list[list[Any]]]:
+        return [run["class_il"][self.heads[-1]]["matrix"] for run in self.runs]
 
 
 def read_runs(paths: Sequence[Path]) -> list[Result]:
@@ -178,11 +201,25 @@ def latex(header: Sequence[str], rows: Table) -> str:
     )
 
 
+def groups(found: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """Entries that learned the same with the same memory, by the name of that."""
+    grouped: dict[str, list[Entry]] = {}
+    for entry in found:
+        grouped.setdefault(f"{entry.benchmark}, memory {entry.memory}", []).append(entry)
+    return grouped
+
+
 def comparison_page(found: Sequence[Entry]) -> str:
     """All of it as one self-contained page; names in it are shown as text, never run."""
-    groups: dict[tuple[str, int], list[Entry]] = {}
-    for entry in found:
-        groups.setdefault((entry.benchmark, entry.memory), []).append(entry)
+    panels = {}
+    for number, together in enumerate(groups(found).values()):
+        panels[f"curves-{number}"] = [
+            figures.compared_curves([(e.name, e.curve) for e in together])
+        ]
+        panels[f"matrix-{number}"] = [
+            figures.accuracy_matrix({f"method-{number}": entry.name}, entry.matrix)
+            for entry in together
+        ]
     return (
         environment()
         .get_template("comparison.html")
@@ -191,10 +228,19 @@ def comparison_page(found: Sequence[Entry]) -> str:
             rows=accuracy_table(found),
             pair_columns=PAIRS,
             pairs=paired_table(found),
-            groups=groups,
-            colours=COLOURS,
+            groups=groups(found),
+            panels=panels,
         )
     )
+
+
+def curves(together: Sequence[Entry]) -> Figure:
+    """Accuracy as tasks are learned, to stand in a paper."""
+    lines = []
+    for number, entry in enumerate(together):
+        means, deviations = zip(*entry.curve, strict=True)
+        lines.append(Line(entry.name, range(1, len(means) + 1), means, deviations, number))
+    return line_figure(lines, "after task", "Class-IL accuracy in %")
 
 
 def _by_seed(entry: Entry) -> dict[int, float]:

@@ -27,7 +27,14 @@ COLUMNS = [
 SCORES = "Class-IL | forgetting | Task-IL | forgetting"
 HEADS_IN_ORDER = ("linear_paper", "linear", "discriminant", "means", "prototype", "classifier")
 ANYWHERE = {
-    *("seed", "memory", "device", "threads", "compile", "images", "checkpoint_minutes"),
+    "seed",
+    "memory",
+    "device",
+    "threads",
+    "compile",
+    "images",
+    "checkpoint_minutes",
+    "map_samples",
     "tensorboard",
 }
 """Settings that make no other row."""

@@ -1,0 +1,312 @@
+"""Figures of a run, as data that plotly draws. Colours and sizes are the page's."""
+
+from __future__ import annotations
+
+import html
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from cclis.diagnostics import QUANTILES
+from cclis.metrics import forgetting
+
+Figure = dict[str, Any]
+Result = Mapping[str, Any]
+Records = Sequence[Mapping[str, Any]]
+
+SCENARIOS = {"class_il": "Class-IL", "task_il": "Task-IL"}
+LEGIBLE = 25
+"""Most rows or columns of a heat map whose cells have numbers in them."""
+PERPLEXITY = 30.0
+
+
+def accuracy_matrices(result: Result) -> list[Figure]:
+    """Row t, column k: accuracy on task k after task t, for each scenario and head."""
+    return [accuracy_matrix(names, matrix) for names, matrix in _matrices(result)]
+
+
+def accuracy_matrix(choice: dict[str, str], matrix: Sequence[Sequence[Any]]) -> Figure:
+    """Row t, column k: accuracy on task k after task t."""
+    return _figure(
+        choice,
+        [_heat(_tasks(matrix), [f"after {n}" for n in _tasks(matrix)], matrix, ".1f", 100)],
+        x={"title": "accuracy on task, in %", "type": "category"},
+        y={"autorange": "reversed", "type": "category"},
+    )
+
+
+def accuracy_curves(result: Result) -> list[Figure]:
+    """Accuracy on every task, and on all so far, as tasks are learned."""
+    figures = []
+    for names, matrix in _matrices(result):
+        tasks = _tasks(matrix)
+        lines = [
+            _line(f"task {k + 1}", tasks[k:], [matrix[t][k] for t in range(k, len(matrix))])
+            for k in range(len(matrix))
+        ]
+        so_far = [statistics.mean(row[: t + 1]) for t, row in enumerate(matrix)]
+        mean = {**_line("all so far", tasks, so_far), "line": {"width": 4, "color": "text"}}
+        y = {"title": "accuracy in %", "range": [0, 102]}
+        figures.append(_figure(names, [*lines, mean], x=_tasks_axis("after task"), y=y))
+    return figures
+
+
+def compared_curves(curves: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> Figure:
+    """Accuracy on all tasks so far by name, mean and standard deviation, as tasks are learned."""
+    lines = []
+    for name, points in curves:
+        means, deviations = zip(*points, strict=True)
+        line = _line(html.escape(name, quote=False), _tasks(means), means)
+        line["error_y"] = {"array": list(deviations), "visible": any(deviations), "thickness": 1}
+        lines.append(line)
+    axis = {"title": "accuracy in %", "range": [0, 102]}
+    return _figure({}, lines, x=_tasks_axis("after task"), y=axis)
+
+
+def forgetting_bars(result: Result) -> list[Figure]:
+    """What was forgotten of every task but the last."""
+    return [
+        _figure(
+            names,
+            [{"type": "bar", "x": _tasks(matrix)[:-1], "y": forgetting(matrix), "name": "points"}],
+            x=_tasks_axis("task"),
+            y={"title": "points forgotten"},
+        )
+        for names, matrix in _matrices(result)
+        if len(matrix) > 1
+    ]
+
+
+def confusions(result: Result, analysis: Mapping[str, Tensor]) -> list[Figure]:
+    """How often a class was taken for another, in per cent of its test samples."""
+    names = _names(result)
+    figures = []
+    for head in _heads(result):
+        counts = analysis.get(f"confusion.{head}")
+        if counts is None:
+            continue
+        shares = 100 * counts / counts.sum(dim=1, keepdim=True).clamp_min(1)
+        heat = _heat(names, names, shares.tolist(), ".0f", 100)
+        heat |= {"hovertemplate": "%{y} taken for %{x}: %{z:.1f} %<extra></extra>", "meta": "rare"}
+        x, y = {"title": "taken for"}, {"title": "class", "autorange": "reversed"}
+        category = {"type": "category"}
+        names_of = {"head": head}
+        figures.append(_figure(names_of, [heat], x=x | category, y=y | category, tall=True))
+    return figures
+
+
+def losses(records: Records) -> list[Figure]:
+    """The terms of the loss and the learning rate, epoch by epoch."""
+    epochs = [record for record in records if "losses" in record]
+    if not epochs:
+        return []
+    x, ends, before = [], [], 0
+    for this, following in zip(epochs, [*epochs[1:], None], strict=True):
+        # Runs of earlier versions counted epochs alone.
+        step = this.get("step", this["epoch"] + 1)
+        x.append(before + step)
+        if following is None or following["task"] != this["task"]:
+            before += step
+            ends.append(before)
+    names = {name: None for record in epochs for name in record["losses"]}
+    lines = [_line(name, x, [r["losses"].get(name) for r in epochs], "lines") for name in names]
+    rate = _line("learning rate", x, [r["learning_rate"] for r in epochs], "lines")
+    rate |= {"yaxis": "y2", "line": {"dash": "dot", "width": 1.5, "color": "quiet"}}
+    figure = _figure(
+        {}, [*lines, rate], x={"title": "steps"}, y={"title": "loss, mean of an epoch"}
+    )
+    figure["layout"]["yaxis2"] = {
+        **{"title": "learning rate", "overlaying": "y", "side": "right", "rangemode": "tozero"},
+        **{"showgrid": False, "nticks": 5},
+    }
+    figure["layout"]["shapes"] = [
+        {
+            **{"type": "line", "x0": end, "x1": end, "yref": "paper", "y0": 0, "y1": 1},
+            "line": {"width": 1, "dash": "dot", "color": "quiet"},
+        }
+        for end in ends[:-1]
+    ]
+    return [figure]
+
+
+def importance(result: Result, records: Records) -> list[Figure]:
+    """How well what the memory keeps stands for what was visible; empty without a proposal."""
+    found = {r["task"]: r["diagnosis"] for r in records if r.get("diagnosis")}
+    if not found:
+        return []
+    names, classes = _names(result), len(result["class_names"])
+    share = [
+        [e / k if k else None for e, k in zip(d["effective"], d["kept"], strict=True)]
+        for d in found.values()
+    ]
+    padded = [[*row, *[None] * (classes - len(row))] for row in share]
+    effective = _figure(
+        {"name": "effective sample size"},
+        [_heat(names, [f"after {task + 1}" for task in found], padded, ".2f", 1)],
+        x={"title": "effective share of a class's samples in the memory", "type": "category"},
+        y={"autorange": "reversed", "type": "category"},
+    )
+    # A class is all there to compare with in the task that brings it.
+    arrived = [(c, found[t]) for c, t in _arrivals(result) if t in found]
+    spread = [d["spread"][c] for c, d in arrived]
+    new = [names[c] for c, _ in arrived]
+    low, first, middle, third, high = ([row[q] for row in spread] for q in range(len(QUANTILES)))
+    box = {"type": "box", "name": "g", "x": new, "median": middle, "q1": first, "q3": third}
+    box |= {"lowerfence": low, "upperfence": high}
+    boxes = _figure(
+        {"name": "spread of g"},
+        [box],
+        x={"title": "class, when it arrived", "type": "category"},
+        y={"title": "g, in even shares (5 to 95 %)", "type": "log"},
+    )
+    said = {
+        "weighted": "weighted by 1/g",
+        "unweighted": "the same, unweighted",
+        "random": "random choice, expected",
+    }
+    bars = [
+        {
+            **{"type": "bar", "name": said[kind], "x": new},
+            "y": [None if (e := d["errors"][kind][c]) is None else 100 * e for c, d in arrived],
+        }
+        for kind in said
+    ]
+    error = _figure(
+        {"name": "error of the denominator"},
+        bars,
+        x={"title": "class, when it arrived", "type": "category"},
+        y={"title": "error of its share in the denominator, in %", "rangemode": "tozero"},
+    )
+    return [effective, boxes, error]
+
+
+def embedding_map(result: Result, analysis: Mapping[str, Tensor]) -> list[Figure]:
+    """Where test samples, the memory's samples and the prototypes lie, flattened by t-SNE.
+
+    Traces of test samples and of the memory carry their thumbnails' numbers as `customdata`.
+    """
+    kinds = ("test", "memory", "prototypes")
+    parts = {
+        kind: analysis[name]
+        for kind, name in zip(
+            kinds, ("test.embeddings", "memory.embeddings", kinds[2]), strict=True
+        )
+        if name in analysis
+    }
+    if sum(map(len, parts.values())) < 4:
+        return []
+    places = dict(zip(parts, _flattened(list(parts.values())), strict=True))
+    names, traces = _names(result), []
+    test, predicted = analysis["test.labels"], analysis["test.predicted"]
+    for label, name in enumerate(names):
+        rows = (test == label).nonzero()[:, 0].tolist()
+        said = [f"{name}, taken for {names[int(predicted[row])]}" for row in rows]
+        where = [places["test"][row] for row in rows]
+        traces.append(_points("test", name, [label] * len(rows), where, said, rows))
+    if "memory" in places:
+        kept = analysis["memory.labels"].tolist()
+        said = [f"{names[label]}, in the memory" for label in kept]
+        numbers = list(range(len(kept)))
+        traces.append(_points("memory", "in the memory", kept, places["memory"], said, numbers))
+    if "prototypes" in places:
+        said = [f"prototype of {name}" for name in names]
+        labels = list(range(len(names)))
+        traces.append(_points("prototypes", "prototypes", labels, places["prototypes"], said, []))
+    bare = {"visible": False}
+    return [_figure({}, traces, x=bare, y=bare, tall=True)]
+
+
+def _flattened(parts: Sequence[Tensor]) -> list[list[list[float]]]:
+    """Points in two dimensions, the same for the same embeddings."""
+    import torch
+    from sklearn.manifold import TSNE
+
+    points = torch.cat([part.float() for part in parts])
+    perplexity = min(PERPLEXITY, (len(points) - 1) / 3)
+    flat = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(points.numpy())
+    split = torch.split(torch.from_numpy(flat), [len(part) for part in parts])
+    return [[[round(v, 2) for v in row] for row in part.tolist()] for part in split]
+
+
+def _points(
+    kind: str,
+    name: str,
+    labels: list[int],
+    places: list[list[float]],
+    said: list[str],
+    numbers: list[int],
+) -> Figure:
+    marks: dict[str, Figure] = {
+        "test": {"size": 5, "opacity": 0.55},
+        "memory": {"size": 9, "symbol": "diamond", "line": {"width": 1.5, "color": "text"}},
+        "prototypes": {"size": 15, "symbol": "star", "line": {"width": 1.5, "color": "text"}},
+    }
+    return {
+        **{"type": "scatter", "mode": "markers", "name": name},
+        **{"x": [x for x, _ in places], "y": [y for _, y in places], "text": said},
+        **{"customdata": numbers, "meta": kind, "hovertemplate": "%{text}<extra></extra>"},
+        "marker": {**marks[kind], "color": [_colour(label) for label in labels]},
+    }
+
+
+def _names(result: Result) -> list[str]:
+    """Of the classes, as plotly shows them unchanged: it takes some tags for its own."""
+    return [html.escape(str(name), quote=False) for name in result["class_names"]]
+
+
+def _colour(label: int) -> str:
+    """Of a class; neighbours differ much, by the golden angle."""
+    return f"hsl({137.508 * label % 360:.0f}, {62 - label % 3 * 12}%, {48 + label % 2 * 8}%)"
+
+
+def _heads(result: Result) -> list[str]:
+    """The main head, named last, comes first."""
+    return list(result["class_il"])[::-1]
+
+
+def _matrices(result: Result) -> list[tuple[dict[str, str], list[list[Any]]]]:
+    """Of each scenario and head."""
+    return [
+        ({"scenario": title, "head": head}, result[scenario][head]["matrix"])
+        for scenario, title in SCENARIOS.items()
+        for head in _heads(result)
+    ]
+
+
+def _arrivals(result: Result) -> list[tuple[int, int]]:
+    """Every class with the task that brings it."""
+    tasks = [task for task, size in enumerate(result["task_sizes"]) for _ in range(size)]
+    return list(enumerate(tasks))
+
+
+def _tasks(matrix: Sequence[Any]) -> list[int]:
+    return list(range(1, len(matrix) + 1))
+
+
+def _tasks_axis(title: str) -> Figure:
+    return {"title": title, "dtick": 1}
+
+
+def _line(name: str, x: Sequence[Any], y: Sequence[Any], mode: str = "lines+markers") -> Figure:
+    return {"type": "scatter", "mode": mode, "name": name, "x": list(x), "y": list(y)}
+
+
+def _heat(
+    x: Sequence[Any], y: Sequence[Any], z: Sequence[Sequence[Any]], form: str, high: float
+) -> Figure:
+    heat: Figure = {"type": "heatmap", "x": list(x), "y": list(y), "z": [list(row) for row in z]}
+    heat |= {"zmin": 0, "zmax": high, "xgap": 1, "ygap": 1, "hoverongaps": False}
+    heat["hovertemplate"] = f"%{{y}}, %{{x}}: %{{z:{form}}}<extra></extra>"
+    if max(len(x), len(y)) <= LEGIBLE:
+        heat["texttemplate"] = f"%{{z:{form}}}"
+    return heat
+
+
+def _figure(
+    choice: dict[str, str], traces: list[Figure], *, x: Figure, y: Figure, tall: bool = False
+) -> Figure:
+    """A figure, and what must be chosen on the page for it to be shown."""
+    layout = {"xaxis": x, "yaxis": y}
+    return {"choice": choice, "data": traces, "tall": tall, "layout": layout}

@@ -1,0 +1,78 @@
+"""Gradients of single samples, against one pass back for every sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cclis.nn.per_sample import gradient_cosines
+from cclis.nn.resnet import resnet18
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "plain": lambda: nn.Conv2d(3, 4, 3, padding=1),
+    "strided": lambda: nn.Conv2d(3, 4, 3, stride=2, padding=(0, 2)),
+    "dilated": lambda: nn.Conv2d(3, 4, (3, 2), dilation=2, bias=False),
+    "grouped": lambda: nn.Conv2d(3, 6, 3, groups=3),
+    "same": lambda: nn.Conv2d(3, 4, (3, 5), padding="same"),
+    "reflected": lambda: nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"),
+    "on the last dimension": lambda: nn.Linear(8, 5),
+}
+
+
+def naive(module: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    """Cosines of all samples' gradients with one another."""
+    weights = [
+        layer.weight
+        for layer in module.modules()
+        if isinstance(layer, nn.Conv2d | nn.Linear) and layer.weight.requires_grad
+    ]
+    rows = []
+    for image, label in zip(images, labels, strict=True):
+        loss = F.cross_entropy(module(image[None]), label[None])
+        rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, weights)]))
+    return torch.stack([F.cosine_similarity(row[None], torch.stack(rows)) for row in rows])
+
+
+def found(module: nn.Module, images: Tensor, labels: Tensor, first: int) -> Tensor:
+    loss = lambda: F.cross_entropy(module(images), labels, reduction="sum")  # noqa: E731
+    return gradient_cosines(module, loss, first)
+
+
+def samples(count: int, side: int = 8) -> tuple[Tensor, Tensor]:
+    chance = torch.Generator().manual_seed(1)
+    images = torch.randn(count, 3, side, side, generator=chance, dtype=torch.float64)
+    return images, torch.randint(0, 4, (count,), generator=chance)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_kind_of_layer(layer: str) -> None:
+    torch.manual_seed(0)
+    first = LAYERS[layer]()
+    module = nn.Sequential(first, nn.ReLU(inplace=True), nn.Flatten(), nn.LazyLinear(4)).double()
+    images, labels = samples(7)
+    module(images)
+    cosines = found(module, images, labels, 4)
+    torch.testing.assert_close(cosines, naive(module, images, labels)[:4, 4:])
+
+
+def test_a_resnet() -> None:
+    torch.manual_seed(0)
+    encoder = resnet18(3, 2)
+    encoder.stages[0].requires_grad_(False)
+    network = nn.Sequential(encoder, nn.Linear(16, 4)).double().eval()
+    images, labels = samples(6, side=16)
+    cosines = found(network, images, labels, 2)
+    torch.testing.assert_close(cosines, naive(network, images, labels)[:2, 2:])
+    assert all(p.grad is None for p in network.parameters())
+    assert not any(m._forward_hooks for m in network.modules())
+
+
+def test_a_gradient_of_zeros_has_cosine_zero() -> None:
+    module = nn.Linear(3, 2)
+    x = torch.tensor([[0.0, 0, 0], [1, 2, 3], [1, 2, 3]])
+    cosines = gradient_cosines(module, lambda: module(x).square().sum(), 2)
+    torch.testing.assert_close(cosines, torch.tensor([[0.0], [1.0]]))

@@ -1,0 +1,179 @@
+"""The pages as a browser shows them: Debian's Chromium, without a window."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cclis.cli import main
+from cclis.config import make_config
+from cclis.experiment import train
+from cclis.runs import Run
+from tests.conftest import QUICK
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+SCREENSHOTS = Path(os.environ.get("CCLIS_SCREENSHOTS", "build/screenshots")).absolute()
+DRAWN = "body[data-drawn]"
+MARKS = ".scatterlayer path, .barlayer path, .boxlayer path, .heatmaplayer image"
+PANELS = ("matrix", "curves", "forgetting", "confusion", "losses", "importance", "map")
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+
+
+class Window:
+    """A page, and what went wrong on it."""
+
+    def __init__(self, page: Any):
+        self.page = page
+        self.complaints: list[str] = []
+        page.on(
+            "console",
+            lambda said: (
+                self.complaints.append(said.text) if said.type in ("error", "warning") else None
+            ),
+        )
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("request", self._local)
+
+    def _local(self, request: Any) -> None:
+        if not request.url.startswith(("file:", "data:", "blob:")):
+            self.complaints.append(f"asked for {request.url}")
+
+    def open(self, path: Path) -> Any:
+        self.page.goto(path.absolute().as_uri())
+        self.page.wait_for_selector(DRAWN)
+        return self.page
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        arguments = ["--no-sandbox", "--disable-quic"]
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def window(browser: Any, request: pytest.FixtureRequest) -> Iterator[Window]:
+    settings = getattr(request, "param", {})
+    context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **settings})
+    found = Window(context.new_page())
+    yield found
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    name = re.sub(r"\W+", "-", request.node.name).strip("-")
+    found.page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
+    context.close()
+    assert found.complaints == []
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    output = str(tmp_path_factory.mktemp("browser") / "run")
+    return train(make_config("cclis", {**QUICK, "map_samples": 60, "memory": 20, "output": output}))
+
+
+def shown(page: Any, panel: str) -> list[str]:
+    """The texts within the cells of a heat map."""
+    texts: list[str] = page.locator(f"#{panel} .heatmap-label").all_text_contents()
+    return texts
+
+
+def numbers(result: dict[str, Any], scenario: str, head: str) -> list[str]:
+    matrix = result[scenario][head]["matrix"]
+    return [f"{value:.1f}" for row in matrix for value in row if value is not None]
+
+
+def test_every_panel_is_drawn_and_holds_the_results_numbers(window: Window, run: Run) -> None:
+    page = window.open(run.path / "report.html")
+    for panel in PANELS:
+        assert page.locator(f"#{panel} .main-svg").count() >= 1, panel
+        # Something of every figure's data, not its axes alone.
+        marks = page.locator(f"#{panel}").locator(MARKS)
+        assert marks.count() >= 1, panel
+    head = list(run.result["class_il"])[-1]
+    assert sorted(shown(page, "matrix")) == sorted(numbers(run.result, "class_il", head))
+    assert page.locator(".kept i").count() == 20
+    for key in ("class_il", "task_il"):
+        assert f"{run.result[key][head]['accuracy']:.1f} %" in page.inner_text(".cards")
+
+
+def test_toggles_choose_what_is_shown(window: Window, run: Run) -> None:
+    page = window.open(run.path / "report.html")
+    page.get_by_role("button", name="Task-IL").click()
+    page.get_by_role("button", name="means").click()
+    assert sorted(shown(page, "matrix")) == sorted(numbers(run.result, "task_il", "means"))
+    pressed = page.locator('.choice [aria-pressed="true"]').all_text_contents()
+    assert pressed == ["Task-IL", "means"]
+    page.get_by_role("button", name="error of the denominator").click()
+    assert page.locator("#importance .bars path").count() >= 10
+    # A click in the legend hides a line.
+    lines = page.locator("#curves .scatterlayer .trace")
+    before = lines.count()
+    page.locator("#curves .legendtoggle").first.click()
+    page.wait_for_function(
+        f"document.querySelectorAll('#curves .scatterlayer .trace').length < {before}"
+    )
+
+
+def test_pointing_at_a_sample_shows_its_image(window: Window, run: Run) -> None:
+    page = window.open(run.path / "report.html")
+    assert page.locator("#picture").is_hidden()
+    point = page.locator("#map .scatterlayer .trace .point").first
+    point.scroll_into_view_if_needed()
+    box = point.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2 - 3, box["y"] + box["height"] / 2)
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.wait_for_selector("#picture:not([hidden])")
+    image = page.evaluate("getComputedStyle(document.getElementById('picture')).backgroundImage")
+    assert image.startswith('url("data:image/')
+    page.mouse.move(2, 2)
+    page.wait_for_selector("#picture[hidden]", state="attached")
+
+
+def test_runs_side_by_side(window: Window, run: Run, tmp_path: Path) -> None:
+    other = {**run.result, "seed": 1, "method": "er", "config": {}}
+    (tmp_path / "er.json").write_text(json.dumps(other))
+    output = tmp_path / "out"
+    assert main(["report", str(run.path), str(tmp_path / "er.json"), "--output", str(output)]) == 0
+    page = window.open(output / "comparison.html")
+    assert page.locator("#curves-0 .scatterlayer .trace").count() == 2
+    before = shown(page, "matrix-0")
+    assert len(before) == 15
+    page.get_by_role("button", name="er", exact=True).click()
+    assert page.locator('.toggles [aria-pressed="true"]').all_text_contents() == ["er"]
+
+
+@pytest.mark.parametrize("window", [{"viewport": {"width": 390, "height": 844}}], indirect=True)
+def test_a_phone_is_wide_enough(window: Window, run: Run) -> None:
+    page = window.open(run.path / "report.html")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    for panel in PANELS:
+        assert page.locator(f"#{panel}").bounding_box()["width"] <= 390
+
+
+@pytest.mark.parametrize("window", [{"color_scheme": "dark"}], indirect=True)
+def test_at_night_the_page_is_dark(window: Window, run: Run) -> None:
+    page = window.open(run.path / "report.html")
+
+    def brightness(selector: str, what: str) -> int:
+        found = page.evaluate(f"getComputedStyle(document.querySelector('{selector}')).{what}")
+        return sum(map(int, re.findall(r"\d+", found)[:3]))
+
+    assert brightness("body", "backgroundColor") < 150
+    assert brightness("#curves .legendtext", "fill") > 500
+    page.emulate_media(color_scheme="light")
+    page.wait_for_function(
+        "getComputedStyle(document.querySelector('#curves .legendtext')).fill === 'rgb(28, 32, 36)'"
+    )

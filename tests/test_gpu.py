@@ -1,0 +1,111 @@
+"""Whole runs on a GPU: that they go on exactly, and what they say when its memory is full."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cclis.config import make_config
+from cclis.data.images import ImageSet
+from cclis.engine.inference import Inference
+from cclis.engine.trainer import Trainer
+from cclis.errors import InputError
+from cclis.experiment import Journey, resume, train
+from cclis.interruption import Interrupted
+from cclis.runs import Run
+from tests.conftest import QUICK
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.mark.parametrize("method", ["cclis", "derpp"])
+def test_a_deterministic_run_that_was_stopped_ends_the_same(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {k: v for k, v in QUICK.items() if method == "cclis" or k != "score_passes"}
+    settings |= {"device": "cuda", "deterministic": True, "limit": 60, "memory": 20}
+
+    def config(name: str) -> Any:
+        return make_config(method, {**settings, "output": str(tmp_path / name)})
+
+    straight = train(config("straight"))
+    calls = []
+    step = Journey.step
+
+    def stopping(journey: Journey) -> None:
+        calls.append(None)
+        if len(calls) == 17:
+            os.kill(os.getpid(), signal.SIGTERM)
+        step(journey)
+
+    monkeypatch.setattr(Journey, "step", stopping)
+    with pytest.raises(Interrupted):
+        train(config("stopped"))
+    stopped = Run.open(tmp_path / "stopped")
+    assert stopped.checkpoints.names != []
+    assert not stopped.ended
+    resume(stopped, stopped.config)
+    for key in ("class_il", "task_il"):
+        assert json.dumps(straight.result[key]) == json.dumps(stopped.result[key])
+    (first, _), (second, _) = (run.checkpoints.load("task-4") for run in (straight, stopped))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_recorded_passes_see_the_weights_as_they_are(precision: Any) -> None:
+    def images(count: int, first: int) -> ImageSet:
+        chance = torch.Generator().manual_seed(first)
+        pixels = torch.randint(0, 256, (count, 32, 32, 3), dtype=torch.uint8, generator=chance)
+        return ImageSet(pixels, torch.arange(count) % 2 + first).to("cuda")
+
+    settings = {"device": "cuda", "encoder": "resnet18", "width": 16, "epochs": 1, "memory": 20}
+    config = make_config("cclis", {**settings, "precision": precision, "deterministic": True})
+    trainer = Trainer(config, (32, 32, 3), 4)
+    test = images(6 * 512 + 100, 0).images
+
+    def both(inference: Inference) -> list[Tensor]:
+        chance = torch.Generator(device="cuda").manual_seed(0)
+        found = [inference(test), inference(test, chance)]
+        return [part for each in found for part in (each.features, each.embeddings)]
+
+    for first in (0, 2):
+        trainer.learn(images(256, first), 2)
+        recorded, again = both(trainer.inference), both(trainer.inference)
+        fresh = Inference(trainer.method.network, trainer.fabric, config)
+        fresh._passes = [fresh._pass, fresh._pass]
+        for one, same, plain in zip(recorded, again, both(fresh), strict=True):
+            assert torch.equal(one, same)
+            assert torch.equal(one, plain)
+
+
+def test_a_full_memory_says_which_batch_fits() -> None:
+    chance = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (2048, 32, 32, 3), dtype=torch.uint8, generator=chance)
+    task = ImageSet(images, torch.arange(2048) % 2)
+    settings = {"device": "cuda", "encoder": "resnet18", "epochs": 1, "precision": "fp32"}
+
+    def learn(batch: int) -> None:
+        config = make_config("cclis", {**settings, "batch_size": batch, "score_passes": 1})
+        Trainer(config, (32, 32, 3), 2).learn(task, 2)
+
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(0.04)
+    try:
+        with pytest.raises(InputError, match="batch_size") as said:
+            learn(2048)
+        found = re.search(
+            r"batches of 2048 images of 32×32; batch_size (\d+) would", str(said.value)
+        )
+        assert found is not None, said.value
+        learn(int(found[1]))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
