@@ -14,7 +14,7 @@ import cclis
 SOURCE = Path(cclis.__file__).parent
 LAYERS = (
     {"errors", "interruption"},
-    {"progress", "config", "files"},
+    {"progress", "config", "files", "events"},
     {"checkpoints"},
     {"data"},
     {"nn"},
@@ -26,8 +26,8 @@ LAYERS = (
     {"runs"},
     {"report"},
     {"experiment"},
-    {"study"},
-    {"learner", "cli"},
+    {"learner", "study", "tune"},
+    {"cli"},
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

@@ -39,7 +39,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        ([], "train,evaluate,report"),
+        ([], "train,evaluate,"),
         (["trian"], "invalid choice: 'trian'"),
         (["train", "--benchmark", "seq-cifar11"], "Did you mean 'seq-cifar10'?"),
         (["train", "--benchmrk", "x"], "Did you mean benchmark?"),

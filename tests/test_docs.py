@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from cclis.config import CONFIGS, make_config
 from cclis.engine.trainer import Trainer
 from cclis.experiment import train
 from cclis.methods import METHODS
-from tests.conftest import state_after
+from tests.conftest import QUICK, state_after
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
@@ -65,3 +67,46 @@ def test_the_method_of_the_page_on_adding_methods_works(monkeypatch, tmp_path: P
         trainer.learn(digits[1].train, 2)
     first, second = straight.state()[0], resumed.state()[0]
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def keys(value: Any, path: str = "") -> set[str]:
+    """Every key of a record, with what stands inside after a dot, a name of ours in capitals."""
+    names = {
+        "losses": "TERM",
+        "evaluation": "HEAD",
+        "class_il": "HEAD",
+        "task_il": "HEAD",
+        "versions": "PACKAGE",
+        "config": "SETTING",
+    }
+    if not isinstance(value, dict):
+        return {path}
+    return {
+        found
+        for name, inner in value.items()
+        for found in keys(inner, f"{path}.{names.get(path, name)}".removeprefix("."))
+    }
+
+
+def test_the_page_on_files_has_every_key_and_no_other(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "files.md").read_text(encoding="utf-8")
+    documented = [
+        set(re.findall(r"`([^`]+)`", "\n".join(re.findall(r"^\| (`.*?) \|", part, re.MULTILINE))))
+        for part in page.split("\n## ")
+    ]
+    settings = {"tasks": [2, 2], "limit": 20, "memory": 8, "tensorboard": True}
+    run = train(make_config("cclis", {**QUICK, **settings, "output": str(tmp_path / "run")}))
+    files = {f"{p.name}/" if p.is_dir() else p.name for p in run.path.iterdir()} - {".lock"}
+    epochs = [record for record in run.records if "epoch" in record]
+    evaluations = [record for record in run.records if "epoch" not in record]
+    result = json.loads((run.path / "result.json").read_text())
+    for found, written in zip(
+        documented,
+        [
+            files,
+            *(set().union(*map(keys, part)) for part in (epochs, evaluations, [result])),
+            set(),
+        ],
+        strict=True,
+    ):
+        assert found == written

@@ -7,7 +7,10 @@ import pytest
 from rich.console import Console
 
 from cclis import progress as module
+from cclis.config import make_config
+from cclis.experiment import train
 from cclis.progress import QUIET, Progress
+from tests.conftest import QUICK as SMALL
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 
@@ -157,6 +160,49 @@ def test_an_exception_ends_the_line_of_a_log(plain):
     assert re.search(r"training  1/2  \d+\.\d s$", text(plain).rstrip())
 
 
+def test_eighty_columns_are_enough(live):
+    live.console.width = 80
+    terms = " + ".join(f"a_long_name_of_a_term {value}" for value in range(9))
+    with (
+        live.bar("run  task 10/20", 12_000, "epochs") as run,
+        live.bar("task 10  training", 1_000_000) as bar,
+    ):
+        run.reach(700, "run  task 11/20")
+        bar.advance(999_999, note=f"epoch 3/4 · {terms}\n36,000 img/s")
+        live._live.refresh()
+        drawn = [line for line in re.split(r"[\r\n]+", text(live)) if line.strip()]
+    assert all(len(line) <= 80 for line in drawn)
+    # Two bars and the two lines of the note, of which one is cut and none is folded.
+    last = [line.strip(" ⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏") for line in drawn[-4:]]
+    assert last[0].startswith("run  task 11/20")
+    assert "700/12000 epochs" in last[0]
+    assert "999999/1000000" in last[1]
+    assert last[2].startswith("epoch 3/4")
+    assert last[2].endswith("…")
+    assert last[3] == "36,000 img/s"
+    assert all("ETA" in line for line in last[:2])
+
+
+def test_work_within_a_bar_is_shown_with_it_and_not_logged(live, plain):
+    for progress, shown in ((live, ["trials", "task 1"]), (plain, [])):
+        with progress.bar("trials", 2, logged=False):
+            inner = progress.within()
+            inner.say("task 1 learned")
+            with inner.bar("task 1", 3) as bar:
+                bar.advance(note="loss 1")
+                display = progress._live
+                found = [task.description for task in display.tasks] if display else []
+                assert found == shown
+        assert "task 1 learned" not in text(progress)
+    assert text(plain) == ""
+
+
+def test_a_bar_that_is_not_logged_leaves_a_log_alone(plain):
+    with plain.bar("run", 3, logged=False) as bar:
+        bar.reach(2, "run  task 2/3")
+    assert text(plain) == ""
+
+
 # ------------------------------------------------------------------------------------- quiet
 
 
@@ -181,3 +227,18 @@ def test_progress_goes_to_standard_error(capsys):
     assert out == ""
     assert err.startswith("hello\n")
     assert "training  1/1" in err
+
+
+def test_a_run_shows_epochs_terms_speed_and_memory(plain, tmp_path):
+    settings = {**SMALL, "tasks": [2, 2], "limit": 20, "memory": 8, "output": str(tmp_path / "run")}
+    train(make_config("cclis", settings), plain)
+    lines = text(plain).splitlines()
+    (first,) = [line for line in lines if re.match(r"task 1  training  \S+  [\d.]+ s  ", line)]
+    (second,) = [line for line in lines if re.match(r"task 2  training  \S+  [\d.]+ s  ", line)]
+    number, rest = (
+        r"\d+\.\d{3}",
+        r" · lr \S+ · [\d,]+ img/s · replay {} · \d+\.\d GiB of memory at most",
+    )
+    assert re.search(rf"  epoch 2/2 · loss {number}{rest.format('0/8')}$", first)
+    terms = rf"loss {number} = contrast {number} \+ distill {number}"
+    assert re.search(rf"  epoch 2/2 · {terms}{rest.format('8/8')}$", second)

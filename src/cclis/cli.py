@@ -31,6 +31,7 @@ from cclis.config import (
     StreamOptions,
     StreamReplayOptions,
     TrainingOptions,
+    TuneOptions,
     config_class,
     make_config,
     read_yaml,
@@ -77,6 +78,8 @@ class Parser(ArgumentParser):
         raise InputError(message) from None
 
 
+TUNING = {"epochs": 50, "first_epochs": None, "validation": 0.1}
+"""What `cclis tune` has other than `cclis train`: Appendix B of the paper."""
 STOPPED = 75
 """Exit code of a run that a signal stopped and that can be gone on with."""
 GROUPS: tuple[type, ...] = (
@@ -120,8 +123,14 @@ def _run(arguments: list[str]) -> int:
         version=__version__,
     )
     commands = parser.add_subcommands(required=True, dest="command")
-    commands.add_subcommand("train", _train_parser(arguments), help="learn a benchmark")
+    training = _train_parser(arguments)
+    training.add_argument(
+        "--resume", type=str | None, help="run directory of an interrupted run to go on with."
+    )
+    commands.add_subcommand("train", training, help="learn a benchmark")
     commands.add_subcommand("evaluate", _evaluate_parser(), help="evaluate a run again")
+    tuning = _tune_parser(arguments) if arguments[:1] == ["tune"] else Parser()
+    commands.add_subcommand("tune", tuning, help="choose settings on a validation split")
     commands.add_subcommand("report", _report_parser(), help="a page of a run, or of several")
     commands.add_subcommand("study", _study_parser(), help="a table or figure of the paper")
     commands.add_subcommand("benchmarks", Parser(), help="list benchmarks and methods")
@@ -130,6 +139,7 @@ def _run(arguments: list[str]) -> int:
     run: dict[str, Callable[[Namespace], int | None]] = {
         "train": _train,
         "evaluate": _evaluate,
+        "tune": lambda options: _tune(options, _flags(arguments)),
         "report": _report,
         "study": _study,
         "benchmarks": _benchmarks,
@@ -182,13 +192,55 @@ def _settings_parser(kind: type[Config]) -> ArgumentParser:
         action="config",
         help="YAML file of settings, or a recipe by name; `cclis benchmarks` lists them.",
     )
-    parser.add_argument(
-        "--resume", type=str | None, help="run directory of an interrupted run to go on with."
-    )
     for group in GROUPS:
         if issubclass(kind, group):
             parser.add_class_arguments(group)
     return parser
+
+
+def _tune_parser(arguments: list[str]) -> ArgumentParser:
+    """The parser of train, with the options of tuning."""
+    parser = _train_parser(arguments)
+    parser.description = (
+        "Choose settings on a validation split, averaged over seeds, and write them as a recipe. "
+        "Settings that are not tried are flags, as for train; --epochs are those of the trials. "
+        "The same command goes on, and several at once, with one --output, share the work."
+    )
+    parser.add_class_arguments(TuneOptions)
+    parser.set_defaults(TUNING)
+    return parser
+
+
+def _tune(options: Namespace, flags: set[str]) -> None:
+    settings = options.as_dict()
+    files = settings.pop("config", None) or []
+    how = TuneOptions(**{name: settings.pop(name) for name in _names(TuneOptions)})
+    benchmark, method, memory = (settings[name] for name in ("benchmark", "method", "memory"))
+    if settings["output"] is None:
+        settings["output"] = f"tuning/{benchmark}-{method}-{memory}"
+    config = make_config(settings.pop("method"), settings)
+    found = recipe_for(benchmark, method, memory)
+    path = Path(str(files[-1])) if files else recipe_path(found) if found else None
+    recipe = read_yaml(path) if path is not None else {}
+
+    from rich.table import Table
+
+    from cclis.tune import short, tune
+
+    trials = tune(config, how, recipe=recipe, fixed=flags, progress=Progress())
+    tried = list(trials[0].settings)
+    table = Table("Class-IL", "±", *tried, title="The best on the validation split")
+    for trial in trials[:10]:
+        if trial.accuracy is not None:
+            spread = "" if trial.deviation is None else f"{trial.deviation:.2f}"
+            values = [short(trial.settings[name]) for name in tried]
+            table.add_row(f"{trial.accuracy:.2f}", spread, *values)
+    console = Console()
+    console.print(table)
+    for what, name in (("trials", "trials.csv"), ("recipe", "recipe.yaml")):
+        console.print(
+            f"{what}  {Path(config.output or '') / name}", highlight=False, soft_wrap=True
+        )
 
 
 def _train(options: Namespace) -> None:
@@ -445,7 +497,15 @@ def _config_first(arguments: list[str]) -> list[str]:
     except argparse.ArgumentError:
         return arguments
     files = [part for name in given.config for part in ("--config", _recipe_file(name))]
+    if others[:1] == ["tune"]:
+        # What a file says of these is for the recipe, not for its trials.
+        files += [f"--{name}={'null' if v is None else v}" for name, v in TUNING.items()]
     return [*others[:1], *files, *others[1:]]
+
+
+def _flags(arguments: list[str]) -> set[str]:
+    """The names of the flags that are given."""
+    return {part[2:].split("=")[0] for part in arguments if part.startswith("--")}
 
 
 def _recipe_file(name: str) -> str:
@@ -456,7 +516,7 @@ def _recipe_file(name: str) -> str:
     return str(recipe_path(name))
 
 
-def _names(kind: type[Config]) -> set[str]:
+def _names(kind: type[Any]) -> set[str]:
     return {field.name for field in dataclasses.fields(kind)}
 
 

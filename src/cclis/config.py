@@ -26,6 +26,7 @@ Crop = Literal["resized", "padded", "none"]
 Selection = Literal["proposal", "random"]
 Placement = Literal["auto", "device", "host"]
 Schedule = Literal["cosine", "constant"]
+Sampler = Literal["grid", "tpe"]
 
 
 class Options:
@@ -54,6 +55,9 @@ class StreamOptions(Options):
     """Leave out images of an image folder that cannot be read, instead of stopping."""
     limit: int | None = None
     """Samples of each class to use, of the training and of the test split [default: all]."""
+    validation: float | None = None
+    """Share of each class's training samples, drawn by the seed, that is kept from training and
+    tested on; the test split is not touched [default: test on the test split]."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,6 +89,8 @@ class RunOptions(Options):
     """Kernels that give the same bits every time, where a GPU has faster ones that do not."""
     checkpoint_minutes: float = 5.0
     """Minutes between checkpoints; one is also written after every task and on a signal."""
+    tensorboard: bool = False
+    """Also write TensorBoard's event files, into the run folder."""
     start_from: str | None = None
     """A run whose first task to take over; settings that matter to it must be the same."""
     map_samples: int = 1000
@@ -92,6 +98,24 @@ class RunOptions(Options):
     images: Placement = "auto"
     """Where a task's images lie: on the GPU, or on the host, from where batches are fetched ahead;
     auto takes the host where they would fill half of the GPU's free memory."""
+
+
+@dataclass(frozen=True)
+class TuneOptions(Options):
+    """What `cclis tune` tries."""
+
+    sampler: Sampler = "grid"
+    """Try every point of the grid, or what Optuna's TPE suggests, pruned where it lags behind."""
+    trials: int | None = None
+    """Points to try in all, over all workers [default: the whole grid; 50 with tpe]."""
+    seeds: int = 5
+    """Runs of each point, with seeds from --seed on, that its accuracy is averaged over."""
+    grid: str | None = None
+    """YAML file of what to try, such as `learning_rate: [0.1, 1.0]`; with tpe also ranges, such as
+    `learning_rate: {low: 0.01, high: 1.0, log: true}` [default: one for the method, the paper's for
+    cclis, without the settings given as flags]."""
+    storage: str | None = None
+    """Database URL of the study [default: SQLite, study.db in the output folder]."""
 
 
 @dataclass(frozen=True)
@@ -411,7 +435,7 @@ CONFIGS: dict[str, type[Config]] = {
 
 _AT_LEAST_ONE = {
     "epochs", "first_epochs", "width", "embedding", "image_size", "tasks",
-    "limit", "threads", "replay_batch_size", "candidates",
+    "limit", "threads", "replay_batch_size", "candidates", "trials", "seeds",
     "probe_epochs", "probe_batch_size", "mean_passes", "score_passes",
 }  # fmt: skip
 _NOT_NEGATIVE = {
@@ -444,6 +468,7 @@ def _check(name: str, value: Any, hint: Any) -> None:
         (_NOT_NEGATIVE, number >= 0, "0 or more"),
         (_POSITIVE, number > 0, "greater than 0"),
         (_SHARE, 0 <= number <= 1, "between 0 and 1"),
+        ({"validation"}, 0 < number < 1, "more than 0 and less than 1"),
         ({"batch_size"}, number >= 2, "at least 2, for batch normalisation"),
         ({"jitter_strength"}, 0 <= number <= _STRONGEST_JITTER, "between 0 and 2.5"),
     ):

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import platform
+import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,21 +28,26 @@ from cclis.engine.device import (
     peak_memory,
     restore_global_chance,
 )
-from cclis.engine.trainer import Learned, Trainer, under
+from cclis.engine.trainer import Learned, Record, Trainer, under
 from cclis.errors import InputError, as_input_errors
 from cclis.evaluation.accuracy import Accuracies, evaluate
 from cclis.evaluation.analysis import analyse
+from cclis.events import Events, require_tensorboard
 from cclis.files import write_atomically
 from cclis.interruption import Interrupted, Interruption
-from cclis.progress import QUIET, Progress
+from cclis.progress import QUIET, Bar, Progress
 from cclis.report.page import render
 from cclis.runs import Run, summarise
 
 PLACES = ("output", "data", "start_from")
 """Settings that say where, not what: a result leaves them out."""
-MAY_CHANGE = frozenset({"data", "device", "images", "checkpoint_minutes", "map_samples"})
+MAY_CHANGE = frozenset(
+    {"data", "device", "images", "checkpoint_minutes", "map_samples", "tensorboard"}
+)
 """Settings that may be others when a run goes on."""
 Row = dict[str, Accuracies]
+OnTask = Callable[[int, float], None]
+"""Told, after each task, its index and the main head's Class-IL accuracy over the tasks so far."""
 
 
 class Journey:
@@ -56,6 +62,7 @@ class Journey:
             "digest": benchmark.digest,
         }
         self.rows: list[Row] = []
+        self.events: Events | None = None
         self._compiled_before = seconds_compiling()
         self._before = {"train": 0.0, "total": 0.0, "compile": 0.0, "images": 0}
         self._trained_for = 0.0
@@ -119,6 +126,10 @@ class Journey:
         """Raise an InputError that shows the difference, if there is one."""
         refuse_differences(stream, self._stream, "this checkpoint learned another stream")
 
+    def accuracy(self, index: int) -> float:
+        """The main head's Class-IL accuracy after a task, over the tasks so far."""
+        return statistics.fmean(self.rows[index][self.trainer.method.heads[-1]].class_il)
+
     def step(self) -> None:
         """After a step: save when it is time or when asked to stop, and then stop."""
         minutes = (time.perf_counter() - self._saved) / 60
@@ -128,18 +139,29 @@ class Journey:
             self.save()
         self._stop.check()
 
-    def learn(self, task: Task) -> Learned:
-        """Learn a task, from wherever in it the trainer is."""
+    def learn(self, task: Task, on_epoch: Callable[[int], None]) -> Learned:
+        """Learn a task, from wherever in it the trainer is; `on_epoch` hears how many are done."""
+
+        def on_record(record: Record) -> None:
+            self.log(record)
+            on_epoch(record["epoch"] + 1)
+
         # While steps are taken a signal waits for the end of one, and the state is saved; later
         # it need not: everything is on disk.
         self._stop.waits = True
         self._learning_since = time.perf_counter()
         learned = self.trainer.learn(
-            task.train, len(task.classes), self.run.log, self.step, self._trained
+            task.train, len(task.classes), on_record, self.step, self._trained
         )
         self._learning_since = None
         self._trained_for += learned.seconds
         return learned
+
+    def log(self, record: Record) -> None:
+        """Write a line of metrics.jsonl, and the same as events."""
+        self.run.log(record)
+        if self.events is not None:
+            self.events.add(record)
 
     def _trained(self) -> None:
         self.save()
@@ -147,24 +169,34 @@ class Journey:
         self._stop.check()
 
 
-def train(config: Config, progress: Progress = QUIET) -> Run:
+def train(
+    config: Config, progress: Progress = QUIET, on_task: OnTask = lambda index, accuracy: None
+) -> Run:
     """Learn a benchmark task by task and leave a run directory behind."""
-    benchmark = _benchmark(config, progress)
+    if config.tensorboard:
+        require_tensorboard()
+    benchmark = benchmark_of(config, progress)
     trainer = Trainer(config, benchmark.image_shape, benchmark.classes, progress=progress)
     start = _first_task_of_another(config)
     run = Run.create(config)
     with _going_on(run) as stop:
-        _learn_all(_begun(run, trainer, benchmark, stop, start), benchmark, progress)
+        _learn_all(_begun(run, trainer, benchmark, stop, start), benchmark, progress, on_task)
     return run
 
 
-def resume(run: Run, config: Config, progress: Progress = QUIET) -> Run:
+def resume(
+    run: Run,
+    config: Config,
+    progress: Progress = QUIET,
+    on_task: OnTask = lambda index, accuracy: None,
+) -> Run:
     """Go on with a run that was interrupted, from its newest whole checkpoint.
 
     Args:
         run: The run.
         config: Its settings; only those of `MAY_CHANGE` may be other than they were.
         progress: Where to show what goes on.
+        on_task: Told about every task of a run that had not ended, those learned before included.
     """
     refuse_differences(
         run.config.to_dict(), config.to_dict(), "a run goes on with its own settings", MAY_CHANGE
@@ -181,7 +213,7 @@ def resume(run: Run, config: Config, progress: Progress = QUIET) -> Run:
                 # Settings that came later have their defaults.
                 before = make_config(str(settings.pop("method")), settings).to_dict()
             refuse_differences(before, config.to_dict(), "the checkpoint has others", MAY_CHANGE)
-        benchmark = _benchmark(config, progress)
+        benchmark = benchmark_of(config, progress)
         trainer = Trainer(config, benchmark.image_shape, benchmark.classes, progress=progress)
         if state is not None:
             journey = Journey(run, trainer, benchmark, stop)
@@ -190,17 +222,19 @@ def resume(run: Run, config: Config, progress: Progress = QUIET) -> Run:
             run.unlog(0)
             start = _first_task_of_another(config)
             journey = _begun(run, trainer, benchmark, stop, start)
-        _learn_all(journey, benchmark, progress)
+        _learn_all(journey, benchmark, progress, on_task)
     return run
 
 
-def _learn_all(journey: Journey, benchmark: Benchmark, progress: Progress) -> None:
+def _learn_all(journey: Journey, benchmark: Benchmark, progress: Progress, on_task: OnTask) -> None:
     run, trainer = journey.run, journey.trainer
     config, device = trainer.config, trainer.fabric.device
     progress.say(
         f"{config.method} on {config.benchmark}: {len(benchmark)} tasks, {benchmark.classes} "
         f"classes, memory {config.memory}, on {device_name(device)}"
     )
+    if config.validation is not None:
+        progress.say(f"tested on {config.validation:.0%} of the training samples, kept from it")
     if 0 < config.memory < benchmark.classes:
         progress.say(
             f"a memory of {config.memory} is smaller than the {benchmark.classes} classes: some "
@@ -210,35 +244,13 @@ def _learn_all(journey: Journey, benchmark: Benchmark, progress: Progress) -> No
         progress.say(f"going on in task {len(trainer.task_sizes) + 1}, after step {trainer.steps}")
     elif trainer.task_sizes:
         progress.say(f"going on after task {len(trainer.task_sizes)}")
-    for task, tests in _stages(benchmark, trainer):
-        if task.index < len(journey.rows):
-            continue
-        learned = journey.learn(task)
-        found = evaluate(
-            trainer.inference,
-            trainer.method.heads,
-            learned.visible,
-            tests,
-            benchmark.task_sizes[: len(tests)],
-            config,
-            config.seed,
-            progress,
-        )
-        row = found.accuracies
-        journey.rows.append(row)
-        record = {"task": task.index, "evaluation": _plain(row), "seconds": learned.seconds}
-        run.log(record | ({"diagnosis": learned.diagnosis} if learned.diagnosis else {}))
-        if len(tests) == len(benchmark):
-            # Before the checkpoint that says that all is evaluated.
-            trained = (trainer.memory, trainer.inference)
-            run.save_analysis(analyse(found, *trained, benchmark.classes, config.map_samples))
-        journey.save()
-        main = row[trainer.method.heads[-1]]
-        progress.say(
-            f"task {len(tests)}/{len(benchmark)} ({', '.join(task.names[:6])}"
-            f"{', …' if len(task.names) > 6 else ''}) learned in {learned.seconds:.1f} s, "
-            f"Class-IL so far {sum(main.class_il) / len(tests):.1f} %"
-        )
+    later = 0 if trainer.method.joint else len(benchmark) - 1
+    epochs = [config.first_epochs or config.epochs, *[config.epochs] * later]
+    with (
+        progress.bar("run", sum(epochs), "epochs", logged=False) as whole,
+        _events_of(journey),
+    ):
+        _learn_each(journey, benchmark, epochs, whole, progress, on_task)
     seconds = journey.costs
     images = seconds.pop("images")
     if seconds["compile"]:
@@ -261,6 +273,66 @@ def _learn_all(journey: Journey, benchmark: Benchmark, progress: Progress) -> No
     }
     write_atomically(run.path / "report.html", render(result, run.records, run.analysis).encode())
     run.save_result(result)
+
+
+def _learn_each(
+    journey: Journey,
+    benchmark: Benchmark,
+    epochs: Sequence[int],
+    whole: Bar,
+    progress: Progress,
+    on_task: OnTask,
+) -> None:
+    """Learn and evaluate what is left, one task after another."""
+    trainer, config = journey.trainer, journey.trainer.config
+    for task, tests in _stages(benchmark, trainer):
+        if task.index < len(journey.rows):
+            on_task(task.index, journey.accuracy(task.index))
+            continue
+        before = sum(epochs[: task.index])
+        name = f"run  task {task.index + 1}/{len(epochs)}"
+        whole.reach(before, name)
+        learned = journey.learn(task, lambda done: whole.reach(before + done, name))  # noqa: B023
+        found = evaluate(
+            trainer.inference,
+            trainer.method.heads,
+            learned.visible,
+            tests,
+            benchmark.task_sizes[: len(tests)],
+            config,
+            config.seed,
+            progress,
+        )
+        row = found.accuracies
+        journey.rows.append(row)
+        record = {"task": task.index, "evaluation": _plain(row), "seconds": learned.seconds}
+        journey.log(record | ({"diagnosis": learned.diagnosis} if learned.diagnosis else {}))
+        if len(tests) == len(benchmark):
+            # Before the checkpoint that says that all is evaluated.
+            trained = (trainer.memory, trainer.inference)
+            shown = analyse(found, *trained, benchmark.classes, config.map_samples)
+            journey.run.save_analysis(shown)
+        journey.save()
+        accuracy = journey.accuracy(task.index)
+        progress.say(
+            f"task {len(tests)}/{len(benchmark)} ({', '.join(task.names[:6])}"
+            f"{', …' if len(task.names) > 6 else ''}) learned in {learned.seconds:.1f} s, "
+            f"Class-IL so far {accuracy:.1f} %"
+        )
+        on_task(task.index, accuracy)
+
+
+@contextmanager
+def _events_of(journey: Journey) -> Iterator[None]:
+    """TensorBoard's view of what is logged and will be, where it is asked for."""
+    if not journey.trainer.config.tensorboard:
+        yield
+        return
+    journey.events = Events(journey.run.path / "tensorboard", journey.run.records)
+    try:
+        yield
+    finally:
+        journey.events.close()
 
 
 def _stages(benchmark: Benchmark, trainer: Trainer) -> Iterator[tuple[Task, Sequence[ImageSet]]]:
@@ -371,7 +443,7 @@ def reevaluate(
         The matrices and averages, as in result.json.
     """
     config = dataclasses.replace(run.config, data=data or run.config.data)
-    benchmark = _benchmark(config, progress)
+    benchmark = benchmark_of(config, progress)
     trainer = Trainer.from_state(*run.checkpoints.load("task-0"), device=device)
     rows = []
     for task, tests in _stages(benchmark, trainer):
@@ -405,7 +477,8 @@ def versions() -> dict[str, str]:
     }
 
 
-def _benchmark(config: Config, progress: Progress) -> Benchmark:
+def benchmark_of(config: Config, progress: Progress = QUIET) -> Benchmark:
+    """The stream that a run with these settings learns."""
     return load_benchmark(
         config.benchmark,
         config.data,
@@ -414,6 +487,8 @@ def _benchmark(config: Config, progress: Progress) -> Benchmark:
         image_size=config.image_size,
         skip_corrupt=config.skip_corrupt,
         limit=config.limit,
+        validation=config.validation,
+        seed=config.seed,
         progress=progress,
     )
 

@@ -25,7 +25,7 @@ from cclis.progress import QUIET, Progress
 COSINE_TEMPERATURE = 0.1
 """Cosines are divided by this before they become probabilities."""
 OF_A_RUN = {field.name for field in dataclasses.fields(StreamOptions)} | {
-    *("output", "start_from", "checkpoint_minutes"),
+    *("output", "start_from", "checkpoint_minutes", "tensorboard"),
 }
 """Settings that say what a run learns and where it is kept; a learner is told by `learn`."""
 ROOM = 64

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     ProgressColumn,
@@ -17,23 +17,36 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.progress import Progress as RichProgress
+from rich.table import Column
+from rich.text import Text
 
 LOG_EVERY_SECONDS = 10.0
+REFRESHES_A_SECOND = 4
 
-Unit = Literal["steps", "bytes"]
+Unit = Literal["steps", "epochs", "bytes"]
 
 
 def _columns() -> list[ProgressColumn]:
     return [
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
+        BarColumn(bar_width=None, table_column=Column(max_width=24)),
         TextColumn("{task.fields[amount]}"),
-        TextColumn("{task.fields[note]}", markup=False),
         TimeElapsedColumn(),
         TextColumn("ETA"),
         TimeRemainingColumn(),
     ]
+
+
+class Display(RichProgress):
+    """The bars, and under them what the newest of them says, each line cut at the edge."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """What is drawn."""
+        yield self.make_tasks_table(self.tasks)
+        notes = [task.fields["note"] for task in self.tasks if task.fields["note"]]
+        for line in notes[-1].splitlines() if notes else ():
+            yield Text(f"  {line}", style="dim", no_wrap=True, overflow="ellipsis")
 
 
 class Bar:
@@ -46,7 +59,9 @@ class Bar:
         unit: Unit,
         console: Console,
         live: RichProgress | None,
+        logged: bool = True,
     ):
+        self._logs = logged
         self._description, self._total, self._unit = description, total, unit
         self._console, self._live = console, live
         self._started = self._logged = time.monotonic()
@@ -57,32 +72,40 @@ class Bar:
         )
 
     def advance(self, amount: int = 1, note: str | None = None) -> None:
-        """Record `amount` more units done; `note` is a short text such as the current loss."""
+        """Record `amount` more units done; `note` is a line or two such as the current loss."""
         self._done += amount
         self._note = self._note if note is None else note
         if self._live is not None and self._id is not None:
             self._live.update(self._id, advance=amount, amount=self._amount, note=self._note)
-        elif time.monotonic() - self._logged > LOG_EVERY_SECONDS:
+        elif self._logs and time.monotonic() - self._logged > LOG_EVERY_SECONDS:
             self._logged = time.monotonic()
             elapsed = self._logged - self._started
             left = elapsed / max(self._done, 1) * (self._total - self._done)
             self._log(f"ETA {left:.0f} s")
 
+    def reach(self, done: int, description: str) -> None:
+        """Record how many units are done in all, and what is being done now."""
+        self._description = description
+        if self._live is not None and self._id is not None:
+            self._live.update(self._id, description=description)
+        self.advance(done - self._done)
+
     @property
     def _amount(self) -> str:
         if self._unit == "bytes":
             return f"{self._done / 1e6:.1f}/{self._total / 1e6:.1f} MB"
-        return f"{self._done}/{self._total}"
+        return f"{self._done}/{self._total}{' epochs' if self._unit == 'epochs' else ''}"
 
     def _log(self, when: str) -> None:
-        text = "  ".join([self._description, self._amount, when, self._note]).rstrip()
+        note = " · ".join(self._note.splitlines())
+        text = "  ".join([self._description, self._amount, when, note]).rstrip()
         _print(self._console, text)
 
     def finish(self) -> None:
         """Remove the live bar, or write the closing line of the log."""
         if self._live is not None and self._id is not None:
             self._live.remove_task(self._id)
-        elif self._done:
+        elif self._done and self._logs:
             self._log(f"{time.monotonic() - self._started:.1f} s")
 
 
@@ -96,13 +119,27 @@ class Progress:
         self._live: RichProgress | None = None
 
     @contextmanager
-    def bar(self, description: str, total: int, unit: Unit = "steps") -> Iterator[Bar]:
-        """Show `description` while the block runs; nested bars stand under each other."""
+    def bar(
+        self, description: str, total: int, unit: Unit = "steps", *, logged: bool = True
+    ) -> Iterator[Bar]:
+        """Show `description` while the block runs; nested bars stand under each other.
+
+        Args:
+            description: What is being done.
+            total: How many units there are.
+            unit: What is counted.
+            logged: Whether a log has lines of it; otherwise only a terminal shows it.
+        """
         outermost = self._live is None and self.console.is_terminal and not self.console.quiet
         if outermost:
-            self._live = RichProgress(*_columns(), console=self.console, transient=True)
+            self._live = Display(
+                *_columns(),
+                console=self.console,
+                transient=True,
+                refresh_per_second=REFRESHES_A_SECOND,
+            )
             self._live.start()
-        bar = Bar(description, total, unit, self.console, self._live)
+        bar = Bar(description, total, unit, self.console, self._live, logged)
         try:
             yield bar
         finally:
@@ -110,6 +147,12 @@ class Progress:
             if outermost and self._live is not None:
                 self._live.stop()
                 self._live = None
+
+    def within(self) -> Progress:
+        """For work inside a bar: it is shown with it in a terminal, and not at all in a log."""
+        progress = Progress(quiet=True)
+        progress._live = self._live
+        return progress
 
     def say(self, text: str) -> None:
         """One line that stays."""

@@ -6,6 +6,7 @@ checkpoints/           the model and its memory after each task, and the newest 
 analysis.safetensors   confusions, the memory and some embeddings, for the report
 result.json            the accuracy matrices and their averages, written last
 report.html            the same to look at
+tensorboard/           event files, where asked for
 """
 
 from __future__ import annotations

@@ -102,7 +102,8 @@ class Benchmark:
         split = self._dataset.train
         found = hashlib.sha256(np.ascontiguousarray(split.labels).tobytes())
         for index in np.unique(np.linspace(0, self.samples - 1, 4096).astype(int)):
-            found.update(np.ascontiguousarray(split.images[index]).tobytes())
+            row = index if split.rows is None else split.rows[index]
+            found.update(np.ascontiguousarray(split.images[row]).tobytes())
         return found.hexdigest()
 
     @property
@@ -141,6 +142,27 @@ class Benchmark:
             chosen = _first_of_each(chosen, split.labels[chosen], self._limit)
         subset = split.subset(chosen)
         return ImageSet(subset.images, torch.from_numpy(arrival)[subset.labels])
+
+
+def held_out(dataset: Dataset, share: float, seed: int) -> Dataset:
+    """The training set in two parts, to learn from and to test on; the test split is gone.
+
+    Args:
+        dataset: All images.
+        share: How much of each class to test on: at least one sample, and never all.
+        seed: Seed of the choice.
+    """
+    labels = dataset.train.labels
+    chance = np.random.default_rng([seed, len(labels)])
+    held = np.zeros(len(labels), dtype=np.bool_)
+    for label in np.unique(labels):
+        of_class = np.flatnonzero(labels == label)
+        if len(of_class) < 2:
+            name = dataset.class_names[label]
+            raise InputError(f"class '{name}' has one training image: none can be held out")
+        count = min(max(1, round(share * len(of_class))), len(of_class) - 1)
+        held[chance.choice(of_class, count, replace=False)] = True
+    return Dataset(dataset.train.part(~held), dataset.train.part(held), dataset.class_names)
 
 
 def _first_of_each(chosen: np.ndarray, labels: np.ndarray, limit: int) -> np.ndarray:
@@ -206,6 +228,8 @@ def load_benchmark(
     image_size: int | None = None,
     skip_corrupt: bool = False,
     limit: int | None = None,
+    validation: float | None = None,
+    seed: int = 0,
     progress: Progress = QUIET,
 ) -> Benchmark:
     """A benchmark by name.
@@ -218,6 +242,8 @@ def load_benchmark(
         image_size: Side that images of an image folder are resized to.
         skip_corrupt: Leave out images of an image folder that cannot be read.
         limit: Samples of each class to use of each split.
+        validation: Share of each class's training samples to test on, instead of the test split.
+        seed: Seed of their choice.
         progress: Where to show that images are decoded.
     """
     if name not in BENCHMARKS:
@@ -234,8 +260,11 @@ def load_benchmark(
         image_size=image_size,
         skip_corrupt=skip_corrupt,
         limit=limit,
+        validation=validation,
     )
     dataset = spec.read(Path(root) if root is not None else default_root(), options, progress)
+    if validation is not None:
+        dataset = held_out(dataset, validation, seed)
     order = np.arange(len(dataset.class_names))
     if class_order is not None:
         order = np.random.default_rng(class_order).permutation(order)

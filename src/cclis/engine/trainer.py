@@ -16,7 +16,14 @@ from torch import Tensor, nn
 from cclis.config import Config, make_config
 from cclis.data.images import ImageSet
 from cclis.engine.compiling import compiles
-from cclis.engine.device import allocation_failures, generator, make_fabric, on_host, seeded
+from cclis.engine.device import (
+    allocation_failures,
+    generator,
+    make_fabric,
+    on_host,
+    peak_memory,
+    seeded,
+)
 from cclis.engine.inference import Inference
 from cclis.engine.optimizer import Optimizer
 from cclis.engine.replay import Replay
@@ -238,7 +245,9 @@ class Trainer:
                 means = {name: float(sum_) / how.steps for name, sum_ in position.totals.items()}
                 loss = sum(means.values())
                 speed = (position.done - before) * how.batch / (time.perf_counter() - started)
-                bar.advance(0, note=f"loss {loss:.3f}  {speed:,.0f} img/s")
+                bar.advance(
+                    0, note=self._note(f"{position.epoch + 1}/{epochs}", means, rate, speed)
+                )
                 on_epoch(
                     {
                         "task": index,
@@ -253,6 +262,22 @@ class Trainer:
                 position.epoch, position.step, position.totals = position.epoch + 1, 0, {}
                 position.drawn = self._replay.drawn()
                 on_step()
+
+    def _note(self, epoch: str, terms: dict[str, float], rate: float, speed: float) -> str:
+        """Two lines about an epoch."""
+        loss = f"loss {sum(terms.values()):.3f}"
+        if len(terms) > 1:
+            loss += f" = {' + '.join(f'{name} {value:.3f}' for name, value in terms.items())}"
+        place = "GPU memory" if self.fabric.device.type == "cuda" else "memory"
+        used = f"{peak_memory(self.fabric.device) / 2**30:.1f} GiB of {place} at most"
+        kept = [f"replay {len(self.memory)}/{self.memory.capacity}"] * bool(self.memory.capacity)
+        return "\n".join(
+            " · ".join(line)
+            for line in (
+                [f"epoch {epoch}", loss, f"lr {rate:.3g}"],
+                [f"{speed:,.0f} img/s", *kept, used],
+            )
+        )
 
     def _refill(self, visible: ImageSet) -> dict[str, Any]:
         index, seed = len(self.task_sizes), self.config.seed

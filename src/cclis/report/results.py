@@ -28,7 +28,7 @@ COLUMNS = [
 SCORES = "Class-IL | forgetting | Task-IL | forgetting"
 HEADS_IN_ORDER = ("linear_paper", "linear", "discriminant", "means", "prototype", "classifier")
 ANYWHERE = {
-    *("benchmark", "memory", "seed", "map_samples"),
+    *("benchmark", "memory", "seed", "map_samples", "tensorboard"),
     *("device", "threads", "compile", "images", "checkpoint_minutes"),
 }
 """Settings that make no other row."""

@@ -22,10 +22,12 @@ class Split:
     Attributes:
         images: (N, H, W, C); may be a read-only memory map.
         labels: (N,): indices into the class names.
+        rows: (N,): where among the images those of the labels lie; None where they are all.
     """
 
     images: Uint8
     labels: Int64
+    rows: Int64 | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -33,9 +35,16 @@ class Split:
     def subset(self, chosen: NDArray[np.bool_] | NDArray[np.integer[Any]]) -> ImageSet:
         """A copy of the images that a mask over all of them, or their indices, choose."""
         labels = self.labels[chosen]
-        where = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen
-        images = np.take(self.images, where, axis=0)
+        images = np.take(self.images, self._rows(chosen), axis=0)
         return ImageSet(torch.from_numpy(images), torch.from_numpy(labels))
+
+    def part(self, chosen: NDArray[np.bool_]) -> Split:
+        """Those that a mask chooses; the images stay where they are."""
+        return Split(self.images, self.labels[chosen], self._rows(chosen))
+
+    def _rows(self, chosen: NDArray[np.bool_] | NDArray[np.integer[Any]]) -> Int64:
+        where = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen
+        return (where if self.rows is None else self.rows[where]).astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
