@@ -39,11 +39,10 @@ from cclis.interruption import Interrupted, Interruption
 from cclis.progress import QUIET, Progress
 from cclis.report.compare import comma_separated, latex, markdown, read_runs
 from cclis.report.drawing import picture
-from cclis.report.results import Result, paper_row, paper_row_of_study, variation
+from cclis.report.results import Result, compared_head, paper_row, paper_row_of_study, variation
 from cclis.report.study import (
     Row,
     columns,
-    compared_head,
     study_figure,
     study_page,
     study_table,

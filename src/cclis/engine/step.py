@@ -65,6 +65,11 @@ class Step:
         self._failed.fill_(NEVER)
 
     @property
+    def recorded(self) -> bool:
+        """Whether steps are recorded and replayed."""
+        return self._recording is not None
+
+    @property
     def failed(self) -> int | None:
         """The first step of the task, counted from 0, whose loss or gradient was not finite.
 

@@ -334,9 +334,11 @@ class Trainer:
         batch = min(self.config.batch_size, samples)
         height, width, _ = self.image_shape
         said = f"the GPU's memory is too small for batches of {batch} images of {height}×{width}"
+        # A recorded step takes as much again as the steps before it, and gives nothing back.
+        times = 2 if self._step.recorded else 1
         while batch > 2:
             batch //= 2
-            if self._fits(batch):
+            if self._fits(times * batch):
                 return f"{said}; batch_size {batch} would fit"
         return f"{said}, and for smaller ones: use smaller images (image_size) or width"
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cclis.report import figures
 from cclis.report.pictures import Sheet, sheet
-from cclis.report.results import paper_row, variation
+from cclis.report.results import compared_head, paper_row, variation
 from cclis.report.table import SCENARIOS, main_head
 
 Result = Mapping[str, Any]
@@ -63,6 +63,7 @@ def render(
             scenarios=SCENARIOS,
             main=main_head(result),
             paper=_paper(result),
+            compared=compared_head(result),
             panels={name: found for name, found in panels.items() if found},
             sheets=sheets,
             memory=_memory(result, analysis, sheets.get("memory")),

@@ -3,7 +3,7 @@
     python -m cclis.report.results results README.md docs/results.md
 
 replaces what stands between `<!-- NAME -->` and `<!-- /NAME -->` in each file, for the tables
-`results`, `summary`, `variations`, `heads`, `speed` and `reliability`.
+`results`, `summary`, `variations`, `sorted`, `heads`, `speed` and `reliability`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ COLUMNS = [
 ]
 SCORES = "Class-IL | forgetting | Task-IL | forgetting"
 HEADS_IN_ORDER = ("linear_paper", "linear", "discriminant", "means", "prototype", "classifier")
+PAPER_HEADS = ("linear_paper", "linear")
+"""The heads that follow the paper's protocol, the nearer first; others are judged by their own."""
 ANYWHERE = {
     *("benchmark", "memory", "seed", "map_samples", "tensorboard"),
     *("device", "threads", "compile", "images", "checkpoint_minutes"),
@@ -179,6 +181,7 @@ def tables(folder: Path) -> dict[str, str]:
         "results": results_table(results),
         "summary": summary_table(results),
         "variations": variations_table(results),
+        "sorted": results_table(read_results(folder / "sorted-classes")),
         "heads": heads_table(read_results(folder / "heads")),
         "speed": speed_table(read_results(folder / "speed")),
         "reliability": reliability_table(folder),
@@ -238,6 +241,12 @@ def _paper() -> dict[str, Any]:
     text = (resources.files("cclis.report") / "paper.json").read_text(encoding="utf-8")
     paper: dict[str, Any] = json.loads(text)
     return paper
+
+
+def compared_head(result: Result) -> str:
+    """The head nearest to the paper's protocol; chosen by name, never by accuracy."""
+    heads = list(result["class_il"])
+    return next((head for head in PAPER_HEADS if head in heads), heads[-1])
 
 
 def _published(number: Sequence[float] | None) -> str:

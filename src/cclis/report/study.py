@@ -19,13 +19,11 @@ from cclis.report.compare import (
 )
 from cclis.report.drawing import Line, line_figure
 from cclis.report.page import environment
-from cclis.report.results import Result, spread
+from cclis.report.results import Result, compared_head, spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PAPER_HEADS = ("linear_paper", "linear")
-"""The heads that follow the paper's protocol, the nearer first; others are judged by their own."""
 NAMES = {
     ("class_il", "accuracy"): "Class-IL",
     ("task_il", "accuracy"): "Task-IL",
@@ -79,12 +77,6 @@ class Row:
         """The paper's mean and standard deviation, or None."""
         found: Sequence[float] | None = self.paper.get(scenario, {}).get(key)
         return found
-
-
-def compared_head(result: Result) -> str:
-    """The head nearest to the paper's protocol; chosen by name, never by accuracy."""
-    heads = list(result["class_il"])
-    return next((head for head in PAPER_HEADS if head in heads), heads[-1])
 
 
 def columns(scores: Sequence[tuple[str, str]]) -> list[str]:
