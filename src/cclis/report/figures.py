@@ -20,6 +20,8 @@ SCENARIOS = {"class_il": "Class-IL", "task_il": "Task-IL"}
 LEGIBLE = 25
 """Most rows or columns of a heat map whose cells have numbers in them."""
 PERPLEXITY = 30.0
+CELLS = {"type": "category", "showgrid": False}
+"""Axes of a heat map."""
 
 
 def accuracy_matrices(result: Result) -> list[Figure]:
@@ -32,8 +34,8 @@ def accuracy_matrix(choice: dict[str, str], matrix: Sequence[Sequence[Any]]) -> 
     return _figure(
         choice,
         [_heat(_tasks(matrix), [f"after {n}" for n in _tasks(matrix)], matrix, ".1f", 100)],
-        x={"title": "accuracy on task, in %", "type": "category"},
-        y={"autorange": "reversed", "type": "category"},
+        x={"title": "accuracy on task, in %", **CELLS},
+        y={"autorange": "reversed", **CELLS},
     )
 
 
@@ -91,9 +93,7 @@ def confusions(result: Result, analysis: Mapping[str, Tensor]) -> list[Figure]:
         heat = _heat(names, names, shares.tolist(), ".0f", 100)
         heat |= {"hovertemplate": "%{y} taken for %{x}: %{z:.1f} %<extra></extra>", "meta": "rare"}
         x, y = {"title": "taken for"}, {"title": "class", "autorange": "reversed"}
-        category = {"type": "category"}
-        names_of = {"head": head}
-        figures.append(_figure(names_of, [heat], x=x | category, y=y | category, tall=True))
+        figures.append(_figure({"head": head}, [heat], x=x | CELLS, y=y | CELLS, tall=True))
     return figures
 
 
@@ -145,8 +145,8 @@ def importance(result: Result, records: Records) -> list[Figure]:
     effective = _figure(
         {"name": "effective sample size"},
         [_heat(names, [f"after {task + 1}" for task in found], padded, ".2f", 1)],
-        x={"title": "effective share of a class's samples in the memory", "type": "category"},
-        y={"autorange": "reversed", "type": "category"},
+        x={"title": "effective share of a class's samples in the memory", **CELLS},
+        y={"autorange": "reversed", **CELLS},
     )
     # A class is all there to compare with in the task that brings it.
     arrived = [(c, found[t]) for c, t in _arrivals(result) if t in found]
