@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from cclis import load_benchmark
 from cclis.config import make_config
 from cclis.data.images import ImageSet
+from cclis.engine.device import out_of_memory
 from cclis.engine.trainer import Position, Trainer
 from cclis.errors import InputError
 from cclis.files import read_tensors, write_tensors
@@ -362,6 +363,7 @@ def test_few_channels_on_many_pixels_do_not_crash_the_cpus_convolutions() -> Non
 import torch
 from cclis.config import make_config
 from cclis.data.images import ImageSet
+from cclis.engine.device import out_of_memory
 from cclis.engine.trainer import Position, Trainer
 config = make_config("cclis", dict(width=8, epochs=1, batch_size=8, memory=4, device="cpu"))
 images = torch.randint(0, 256, (16, 64, 64, 3), dtype=torch.uint8)
@@ -381,7 +383,11 @@ def test_a_state_that_lacks_a_tensor_is_refused(gone: str) -> None:
         Trainer.from_state(tensors, description)
 
 
-@pytest.mark.parametrize(("room", "said"), [(9, "batch_size 8 would fit"), (1, "smaller images")])
+@pytest.mark.parametrize(
+    ("room", "said"),
+    # A quarter more must fit than is advised.
+    [(10, "batch_size 8 would fit"), (9, "batch_size 4 would fit"), (1, "smaller images")],
+)
 def test_a_full_gpu_says_what_would_fit(monkeypatch, room: int, said: str) -> None:
     trainer = make()
     losses = trainer.method.losses
@@ -418,3 +424,38 @@ def test_a_full_gpu_says_what_would_fit_with_every_method(monkeypatch, method: s
     monkeypatch.setattr(trainer._step, "_losses", full)
     with pytest.raises(InputError, match="batch_size 16 would fit"):
         learn(trainer, range(1, 2))
+
+
+def test_a_gpu_that_is_full_when_samples_are_scored_says_so(monkeypatch) -> None:
+    trainer = make(epochs=1)
+
+    def full(*_: Any) -> None:
+        raise RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED")
+
+    monkeypatch.setattr(trainer.method, "keep", full)
+    with pytest.raises(InputError, match="too small to score images of 8×8: use smaller images"):
+        learn(trainer, range(1))
+
+
+def test_other_errors_are_not_taken_for_a_full_gpu(monkeypatch) -> None:
+    trainer = make(epochs=1)
+
+    def wrong(*_: Any) -> None:
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(trainer.method, "keep", wrong)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        learn(trainer, range(1))
+
+
+def test_a_failure_that_hides_behind_another_is_found() -> None:
+    def fail() -> None:
+        try:
+            raise RuntimeError("FIND was unable to find an engine to execute this computation")
+        finally:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    with pytest.raises(RuntimeError) as caught:
+        fail()
+    assert out_of_memory(caught.value)
+    assert not out_of_memory(RuntimeError("another"))

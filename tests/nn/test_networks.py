@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from cclis.config import NetworkOptions
+from cclis.config import NetworkOptions, make_config
+from cclis.engine.trainer import Trainer
 from cclis.errors import InputError
+from cclis.methods import METHODS
 from cclis.nn.conv import ConvEncoder
 from cclis.nn.network import (
     ClassifierNetwork,
@@ -101,6 +103,34 @@ def test_a_resnet_takes_grey_and_colour_and_learns(channels):
     features.square().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
     assert network.stem[0].weight.grad.any()
+
+
+def test_a_resnet_starts_as_torch_makes_it_or_scaled_by_its_fan_out():
+    torch.manual_seed(0)
+    options = NetworkOptions(encoder="resnet18", width=32)
+    plain = make_encoder(options, (32, 32, 3))
+    scaled = make_encoder(options, (32, 32, 3), fan_out=True)
+    convolutions = [m for m in plain.modules() if isinstance(m, torch.nn.Conv2d)]
+    others = [m for m in scaled.modules() if isinstance(m, torch.nn.Conv2d)]
+    for one, other in zip(convolutions, others, strict=True):
+        out, inner, *size = one.weight.shape
+        area = size[0] * size[1]
+        # torch: uniform within 1 / sqrt(fan-in); He et al.: variance 2 / fan-out.
+        assert float(one.weight.detach().abs().max()) <= (inner * area) ** -0.5
+        assert float(one.weight.var()) == pytest.approx(1 / (3 * inner * area), rel=0.2)
+        assert float(other.weight.var()) == pytest.approx(2 / (out * area), rel=0.2)
+
+
+def test_contrastive_methods_scale_their_encoder_and_classifiers_do_not():
+    def spread(name):
+        options = {"encoder": "resnet18", "width": 32, "device": "cpu"}
+        encoder = Trainer(make_config(name, options), (32, 32, 3), 2).method.network.encoder
+        last = [m for m in encoder.modules() if isinstance(m, torch.nn.Conv2d)][-1]
+        return float(last.weight.std())
+
+    assert {name for name, method in METHODS.items() if method.fan_out} == {"cclis", "co2l"}
+    assert spread("cclis") == pytest.approx(spread("co2l"), rel=0.1)
+    assert spread("cclis") > 2 * spread("er")
 
 
 @pytest.mark.parametrize("side", [8, 16, 28])

@@ -134,9 +134,14 @@ def _processor() -> str:
     return next(names, platform.processor() or platform.machine())
 
 
-def allocation_failures(device: torch.device) -> int:
-    """How often a GPU had no memory left to give to this process."""
-    return int(torch.cuda.memory_stats(device)["num_ooms"]) if device.type == "cuda" else 0
+def out_of_memory(error: BaseException | None) -> bool:
+    """Whether a GPU had no memory left: libraries that find no room say so in their own words."""
+    words = ("out of memory", "ALLOC_FAILED", "unable to find an engine")
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def peak_memory(device: torch.device) -> int:

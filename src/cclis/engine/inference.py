@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock
+
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor
@@ -31,6 +35,7 @@ class Inference:
         self._to_float = compiled_for_all(to_float) if self._compiled else to_float
         self._represent = compiled(self._represented, self._compiled)
         recorded = self._compiled and fabric.device.type == "cuda"
+        self._turn = Lock()
         # What is augmented and what is not are recorded apart.
         self._passes = [Recording(self._pass) if recorded else self._pass for _ in range(2)]
 
@@ -39,17 +44,35 @@ class Inference:
         """Where results lie."""
         return self._fabric.device
 
-    @torch.no_grad()
+    def forget(self) -> None:
+        """Give back the memory that recordings hold; they are made anew when needed."""
+        for recording in self._passes:
+            if isinstance(recording, Recording):
+                recording.forget()
+
     def __call__(self, images: Tensor, augmented: torch.Generator | None = None) -> Representation:
-        """Represent images as they are, or augmented with draws from a generator."""
+        """Represent images as they are, or augmented with draws from a generator.
+
+        Several threads may call; they take turns.
+        """
         features, embeddings = [], []
-        with evaluating(self.network):
+        with self._turn, self._own_modes(), evaluating(self.network):
             for part in feed(torch.split(images, BATCH), self.device):
                 chances = None if augmented is None else draw_chances(len(part), augmented)
                 found = self._one_batch(part, chances)
                 features.append(found[0])
                 embeddings.append(found[1])
-        return Representation(torch.cat(features), torch.cat(embeddings))
+            return Representation(torch.cat(features), torch.cat(embeddings))
+
+    @contextmanager
+    def _own_modes(self) -> Iterator[None]:
+        """Whatever the caller has switched on: a recording would keep it."""
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+            torch.autocast(self.device.type, enabled=False),
+        ):
+            yield
 
     def _one_batch(self, images: Tensor, chances: Tensor | None) -> tuple[Tensor, Tensor]:
         count = len(images)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Generic, TypeVar
 
 import torch
@@ -31,36 +32,38 @@ class Recording(Generic[Results]):
     def forget(self) -> None:
         """Record anew: what comes may compute something else."""
         self._calls = 0
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._inputs: Tensors = {}
-        self._results: Results | None = None
+        self._recorded: tuple[torch.cuda.CUDAGraph, Tensors, Results] | None = None
 
     def __call__(self, inputs: Tensors) -> Results:
         """Call the function, or replay it."""
         self._calls += 1
         if self._calls <= WARMUP:
             return self._aside(inputs)
-        if self._graph is None:
-            self._record(inputs)
-        for name, place in self._inputs.items():
+        if self._recorded is None:
+            places = {name: value.clone() for name, value in inputs.items()}
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                results = self._function(places)
+            # Only now: what fails while it is recorded is tried again.
+            self._recorded = graph, places, results
+        graph, places, results = self._recorded
+        for name, place in places.items():
             place.copy_(inputs[name])
-        assert self._graph is not None
-        assert self._results is not None
-        self._graph.replay()
-        return self._results
+        graph.replay()
+        return results
 
     def _aside(self, inputs: Tensors) -> Results:
-        # A recording is made on a stream of its own, and so must be what warms up for it.
-        current = torch.cuda.current_stream()
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        # A recording is made on another stream, and so must be what warms up for it.
+        current, aside = torch.cuda.current_stream(), _side_stream()
         aside.wait_stream(current)
         with torch.cuda.stream(aside):
             results = self._function(inputs)
         current.wait_stream(aside)
         return results
 
-    def _record(self, inputs: Tensors) -> None:
-        self._inputs = {name: value.clone() for name, value in inputs.items()}
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._results = self._function(self._inputs)
+
+@cache
+def _side_stream() -> torch.cuda.Stream:
+    """One for all: what a stream has cached, another cannot use."""
+    stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    return stream

@@ -59,15 +59,14 @@ class Step:
             sizes: Samples of the task and of each replay in a batch, where they are kept apart.
         """
         self.sizes = sizes
-        if self._recording is not None:
-            self._recording.forget()
+        self.forget()
         self._number.fill_(done)
         self._failed.fill_(NEVER)
 
-    @property
-    def recorded(self) -> bool:
-        """Whether steps are recorded and replayed."""
-        return self._recording is not None
+    def forget(self) -> None:
+        """Give back the memory that a recording holds."""
+        if self._recording is not None:
+            self._recording.forget()
 
     @property
     def failed(self) -> int | None:
@@ -106,8 +105,9 @@ class Step:
                 augmented = self._augment(images, self._config, chances)
             batch = Batch(augmented, labels, proposal, extras, self.sizes)
             self._method.before_step(batch)
-            losses = self._losses(batch)
+            # Before the losses: the statistics of batch norm are the task's rather than these.
             probes = self._probes(batch)
+            losses = self._losses(batch)
         loss = torch.stack(list(losses.values())).sum()
         self._fabric.backward(loss)
         self._loss = loss.detach()

@@ -17,10 +17,10 @@ from cclis.config import Config, make_config
 from cclis.data.images import ImageSet
 from cclis.engine.compiling import compiles
 from cclis.engine.device import (
-    allocation_failures,
     generator,
     make_fabric,
     on_host,
+    out_of_memory,
     peak_memory,
     seeded,
 )
@@ -101,7 +101,10 @@ class Trainer:
         self.fabric = make_fabric(config)
         kind = METHODS[config.method]
         with seeded(config.seed, "network"):
-            encoder = copy.deepcopy(encoder) if encoder else make_encoder(config, image_shape)
+            if encoder is None:
+                encoder = make_encoder(config, image_shape, fan_out=kind.fan_out)
+            else:
+                encoder = copy.deepcopy(encoder)
             features = feature_dimension(encoder.cpu(), image_shape)
             network = kind.make_network(config, encoder, image_shape[2], features, classes)
         network = self.fabric.to_device(network)
@@ -145,12 +148,11 @@ class Trainer:
             again: Whether samples of classes learned before may be among them.
         """
         self._check(task, new_classes, again)
-        failures = allocation_failures(self.fabric.device)
         with self.all_or_nothing():
             try:
                 return self._learn(task, new_classes, on_epoch, on_step, on_trained)
             except RuntimeError as error:
-                if not self._out_of_memory(error, failures):
+                if not out_of_memory(error):
                     raise
                 # Frames of the failed step hold on to what filled the memory.
                 traceback.clear_frames(error.__traceback__)
@@ -211,12 +213,12 @@ class Trainer:
         on_epoch: Callable[[Record], None],
         on_step: Callable[[], None],
     ) -> None:
-        config, index = self.config, len(self.task_sizes)
-        epochs = config.first_epochs if index == 0 and config.first_epochs else config.epochs
+        config, index, epochs = self.config, len(self.task_sizes), self._epochs
         how, sizes = self._replay.mix(len(task), self.task_sizes)
         constant = config.schedule == "constant"
         schedule = Schedule(epochs, how.steps, config.warmup_epochs, constant)
         started, before = time.perf_counter(), position.done
+        self.inference.forget()
         self._step.begin_task(before, sizes)
         self._steps = how.steps
         self.method.network.train()
@@ -262,6 +264,7 @@ class Trainer:
                 position.epoch, position.step, position.totals = position.epoch + 1, 0, {}
                 position.drawn = self._replay.drawn()
                 on_step()
+        self._step.forget()
 
     def _note(self, epoch: str, terms: dict[str, float], rate: float, speed: float) -> str:
         """Two lines about an epoch."""
@@ -278,6 +281,12 @@ class Trainer:
                 [f"{speed:,.0f} img/s", *kept, used],
             )
         )
+
+    @property
+    def _epochs(self) -> int:
+        """Of the current task."""
+        first = self.config.first_epochs if not self.task_sizes else None
+        return first or self.config.epochs
 
     def _refill(self, visible: ImageSet) -> dict[str, Any]:
         index, seed = len(self.task_sizes), self.config.seed
@@ -333,26 +342,24 @@ class Trainer:
         """What to say when the GPU's memory is full: the largest halving of the batch that fits."""
         batch = min(self.config.batch_size, samples)
         height, width, _ = self.image_shape
+        smaller = "use smaller images (image_size) or width"
+        if self._position is not None and self._position.epoch == self._epochs:
+            return f"the GPU's memory is too small to score images of {height}×{width}: {smaller}"
         said = f"the GPU's memory is too small for batches of {batch} images of {height}×{width}"
-        # A recorded step takes as much again as the steps before it, and gives nothing back.
-        times = 2 if self._step.recorded else 1
+        self._step.forget()
+        self.inference.forget()
         while batch > 2:
             batch //= 2
-            if self._fits(times * batch):
+            # A quarter more, for what libraries ask for besides.
+            if self._fits(batch + batch // 4):
                 return f"{said}; batch_size {batch} would fit"
-        return f"{said}, and for smaller ones: use smaller images (image_size) or width"
-
-    def _out_of_memory(self, error: RuntimeError, failures: int) -> bool:
-        """Libraries that find no room say it in words of their own: then the failures count."""
-        found = allocation_failures(self.fabric.device)
-        return isinstance(error, torch.OutOfMemoryError) or found > failures
+        return f"{said}, and for smaller ones: {smaller}"
 
     def _fits(self, batch: int) -> bool:
         height, width, channels = self.image_shape
         device, past = self.fabric.device, self._step.sizes[1:]
         rows = (batch + sum(past)) * self.method.views
         torch.cuda.empty_cache()
-        failures = allocation_failures(device)
         try:
             labels = torch.arange(rows, device=device) % max(1, self.method.seen)
             images = torch.zeros(rows, channels, height, width, device=device)
@@ -360,11 +367,12 @@ class Trainer:
             extras = self.method.blank_extras(sum(past))
             with self.fabric.autocast():
                 trial = Batch(images, labels, proposal, extras, (batch, *past))
-                terms = self.method.losses(trial)
-            self.fabric.backward(torch.stack(list(terms.values())).sum())
+                self.method.before_step(trial)
+                terms = [*self.method.probes(trial), *self.method.losses(trial).values()]
+            self.fabric.backward(torch.stack(terms).sum())
             self._optimizer.zero_grad()
         except RuntimeError as error:
-            if not self._out_of_memory(error, failures):
+            if not out_of_memory(error):
                 raise
             traceback.clear_frames(error.__traceback__)
             self._optimizer.zero_grad()

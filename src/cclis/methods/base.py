@@ -114,6 +114,8 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
         seen: Classes of past tasks and the current one: 0..seen-1.
         old_classes: `old` as a tensor, which losses use so that compiled they serve every task.
         seen_classes: `seen` likewise.
+        fan_out: Whether a ResNet starts scaled by its fan-out, as the published learning rates of
+            contrastive methods expect, or as torch makes it, as those of classifiers do.
         passes: How often `keep` asks what the network makes of the visible samples.
         streams: Whether the memory is filled while a task streams by, by `admit`; otherwise it is
             refilled at the end of a task, by `keep`.
@@ -130,6 +132,7 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
     """
 
     heads: tuple[str, ...]
+    fan_out: bool = False
     passes: int = 0
     streams: bool = False
     reservoir: int = 0

@@ -21,6 +21,7 @@ class CCLIS(TeacherMethod[CCLISConfig, PrototypeNetwork]):
     """Importance-sampled replay with prototype-instance relation distillation."""
 
     heads = ("linear", "discriminant", "means", "prototype")
+    fan_out = True
 
     def __init__(self, config: CCLISConfig, network: PrototypeNetwork):
         super().__init__(config, network)

@@ -19,6 +19,7 @@ class Co2L(TeacherMethod[Co2LConfig, ProjectionNetwork]):
     """Asymmetric supervised contrast of two views, and instance-wise relation distillation."""
 
     heads = ("discriminant", "means", "linear")
+    fan_out = True
     views = 2
 
     def __init__(self, config: Co2LConfig, network: ProjectionNetwork):

@@ -16,14 +16,19 @@ from torch import Tensor, nn
 from cclis.config import NetworkOptions
 from cclis.errors import InputError
 from cclis.nn.conv import ConvEncoder
-from cclis.nn.resnet import RESNETS
+from cclis.nn.resnet import RESNETS, scale_by_fan_out
 
 SMALL_SIDE = 28
 """Grey images up to this side get the small encoder."""
 
 
-def make_encoder(options: NetworkOptions, image_shape: tuple[int, int, int]) -> nn.Module:
-    """The encoder that `options` name for images of (height, width, channels)."""
+def make_encoder(
+    options: NetworkOptions, image_shape: tuple[int, int, int], *, fan_out: bool = False
+) -> nn.Module:
+    """The encoder that `options` name for images of (height, width, channels).
+
+    With `fan_out` a ResNet starts by `scale_by_fan_out`, otherwise as torch makes it.
+    """
     height, width, channels = image_shape
     name = options.encoder
     if name == "auto":
@@ -31,7 +36,10 @@ def make_encoder(options: NetworkOptions, image_shape: tuple[int, int, int]) -> 
         name = "conv" if small else "resnet18"
     if name == "conv":
         return ConvEncoder(channels, options.width)
-    return RESNETS[name](channels, options.width)
+    encoder = RESNETS[name](channels, options.width)
+    if fan_out:
+        scale_by_fan_out(encoder)
+    return encoder
 
 
 def feature_dimension(encoder: nn.Module, image_shape: tuple[int, int, int]) -> int:

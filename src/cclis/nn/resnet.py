@@ -69,14 +69,22 @@ class ResNet(nn.Module):
                 stages.append(block(channels_in, width * 2**stage, stride))
                 channels_in = width * 2**stage * block.expansion
         self.stages = nn.Sequential(*stages)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to (B, features)."""
         features: Tensor = self.stages(self.stem(x))
         return features.mean(dim=(2, 3))
+
+
+def scale_by_fan_out(encoder: nn.Module) -> None:
+    """Let convolutions start so that gradients keep their size (He et al., 2015).
+
+    With torch's own start weights are several times smaller. Under batch norm only their direction
+    counts, and a step turns small weights further: learning rates belong to one start or the other.
+    """
+    for module in encoder.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
 def _conv(channels_in: int, channels: int, size: int, stride: int = 1) -> list[nn.Module]:

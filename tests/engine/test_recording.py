@@ -1,0 +1,105 @@
+"""What a recording promises, with a graph that replays on the CPU by calling again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cclis.engine import recording
+from cclis.engine.recording import WARMUP, Recording
+
+
+class Stream:
+    def wait_stream(self, other: Any) -> None:
+        pass
+
+
+class Graph:
+    """Replays what was called while it was captured, writing to the same places."""
+
+    captured: Callable[[], Any] | None = None
+    replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        assert self.captured is not None
+        self.captured()
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
+    made: list[Graph] = []
+
+    def make() -> Graph:
+        made.append(Graph())
+        return made[-1]
+
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(recording, "_side_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", make)
+
+    @contextlib.contextmanager
+    def capture(graph: Graph) -> Iterator[None]:
+        yield
+        graph.captured = doubled.again
+
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    return made
+
+
+class Doubled:
+    """Twice its input, written to one place, as a graph does."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.fails_at = -1
+        self._x = torch.zeros(2)
+        self._out = torch.zeros(2)
+
+    def __call__(self, inputs: dict[str, Tensor]) -> Tensor:
+        self.calls += 1
+        if self.calls == self.fails_at:
+            raise torch.OutOfMemoryError("no room to record")
+        self._x, self._out = inputs["x"], inputs["x"] * 2
+        return self._out
+
+    def again(self) -> None:
+        self._out.copy_(self._x * 2)
+
+
+doubled = Doubled()
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    doubled.__init__()  # type: ignore[misc]
+
+
+def test_calls_are_ordinary_then_recorded_once_then_replayed(graphs: list[Graph]) -> None:
+    recorded = Recording(doubled)
+    for number in range(8):
+        found = recorded({"x": torch.full((2,), float(number))})
+        assert found.tolist() == [2.0 * number] * 2
+    assert doubled.calls == WARMUP + 1
+    assert [graph.replays for graph in graphs] == [8 - WARMUP]
+    recorded.forget()
+    recorded({"x": torch.ones(2)})
+    assert doubled.calls == WARMUP + 2
+
+
+def test_what_fails_while_it_is_recorded_is_tried_again(graphs: list[Graph]) -> None:
+    recorded = Recording(doubled)
+    doubled.fails_at = WARMUP + 1
+    for _ in range(WARMUP):
+        recorded({"x": torch.ones(2)})
+    with pytest.raises(torch.OutOfMemoryError):
+        recorded({"x": torch.ones(2)})
+    for number in range(3):
+        assert recorded({"x": torch.full((2,), float(number))}).tolist() == [2.0 * number] * 2
+    assert [graph.replays for graph in graphs] == [0, 3]
