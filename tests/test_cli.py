@@ -162,6 +162,17 @@ def test_train_shows_matrices_averages_and_files(capsys) -> None:
     assert Path("runs/split-digits-cclis-30-seed0-2/result.json").exists()
 
 
+def test_a_switch_alone_is_on(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--deterministic", "--print_config", "--tensorboard"])
+    said = capsys.readouterr().out
+    assert "deterministic: true" in said
+    assert "tensorboard: true" in said
+    with pytest.raises(SystemExit):
+        main(["train", "--deterministic", "false", "--print_config"])
+    assert "deterministic: false" in capsys.readouterr().out
+
+
 def test_an_existing_output_is_not_touched(capsys) -> None:
     Path("mine").mkdir()
     Path("mine/thesis.txt").write_text("years of work")

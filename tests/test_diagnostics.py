@@ -68,7 +68,7 @@ def test_spread_is_in_even_shares() -> None:
 def test_errors_of_the_denominator_against_a_loop(seed: int) -> None:
     similarity, labels, g, kept = made(seed)
     temperature = 0.3
-    found = denominator_errors(similarity, labels, kept, g, temperature=temperature)
+    found = denominator_errors(similarity / temperature, labels, kept, g)
     for label in range(4):
         everyone = [k for k in range(60) if int(labels[k]) == label]
         chosen = [k for k in kept.tolist() if int(labels[k]) == label]
@@ -81,11 +81,11 @@ def test_errors_of_the_denominator_against_a_loop(seed: int) -> None:
             weighted = sum(e[k] / float(g[k]) for k in chosen) / len(chosen)
             unweighted = sum(e[k] for k in chosen) * len(everyone) / len(chosen)
             mean = true / len(everyone)
-            sd = math.sqrt(sum((v - mean) ** 2 for v in e.values()) / len(everyone))
+            sd = math.sqrt(sum((v - mean) ** 2 for v in e.values()) / (len(everyone) - 1))
             errors["weighted"].append(abs(weighted / true - 1))
             errors["unweighted"].append(abs(unweighted / true - 1))
             left = (1 - len(chosen) / len(everyone)) / len(chosen)
-            errors["random"].append(sd / mean * math.sqrt(left))
+            errors["random"].append(math.sqrt(2 / math.pi) * sd / mean * math.sqrt(left))
         for name, values in errors.items():
             assert float(found[name][label]) == pytest.approx(sum(values) / 3, rel=1e-9), name
 
@@ -95,14 +95,29 @@ def test_weights_leave_no_error_where_samples_are_drawn_as_they_count() -> None:
     similarity, labels, _, _ = made(3, classes=2)
     g = proposal(similarity, labels, temperature=0.5)
     kept = select(g, labels, 6, generator=torch.Generator().manual_seed(0))
-    found = denominator_errors(similarity, labels, kept, g, temperature=0.5)
+    found = denominator_errors(similarity / 0.5, labels, kept, g)
     assert found["weighted"].tolist() == pytest.approx([0, 0], abs=1e-12)
     assert float(found["unweighted"].min()) > 1e-3
 
 
+def test_the_error_to_expect_of_a_random_choice_is_the_one_that_comes() -> None:
+    similarity, labels, _, _ = made(6, samples=800)
+    chance = torch.Generator().manual_seed(1)
+    even = normalise(torch.zeros(800, dtype=torch.float64), labels)
+    draws = []
+    for _ in range(300):
+        kept = select(even, labels, 80, generator=chance)
+        found = denominator_errors(similarity / 0.5, labels, kept, even)
+        # Even odds weigh all alike, so that both estimates are the same.
+        assert torch.allclose(found["weighted"], found["unweighted"])
+        draws.append(found["unweighted"])
+    measured = torch.stack(draws).mean(dim=0)
+    assert torch.allclose(measured, found["random"], rtol=0.08)
+
+
 def test_all_that_is_visible_has_no_error_without_weights() -> None:
     similarity, labels, g, _ = made(4)
-    found = denominator_errors(similarity, labels, torch.arange(60), g, temperature=0.5)
+    found = denominator_errors(similarity / 0.5, labels, torch.arange(60), g)
     assert found["unweighted"].tolist() == pytest.approx([0] * 4, abs=1e-12)
     assert found["random"].tolist() == pytest.approx([0] * 4, abs=1e-12)
 
@@ -110,12 +125,12 @@ def test_all_that_is_visible_has_no_error_without_weights() -> None:
 def test_where_there_is_no_number_there_is_none() -> None:
     similarity, labels, g, kept = made(5)
     without = kept[labels[kept] != 2]
-    found = diagnose(similarity, labels, without, g, temperature=0.5)
+    found = diagnose(similarity / 0.5, labels, without, g)
     assert found["kept"][2] == 0
     assert found["effective"][2] == 0
     assert found["errors"]["weighted"][2] is None
     assert found["errors"]["weighted"][1] is not None
-    alone = diagnose(similarity[:1], torch.zeros(60).long(), kept, g, temperature=0.5)
+    alone = diagnose(similarity[:1], torch.zeros(60).long(), kept, g)
     assert alone["errors"]["weighted"] == [None]
 
 

@@ -356,6 +356,33 @@ def test_a_report_of_damaged_files_is_refused_and_the_page_stays(
     assert (copy / "report.html").read_text() == "as it was"
 
 
+def test_a_report_can_go_elsewhere_and_a_cut_line_is_left_out(run: Run, tmp_path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run.path, copy)
+    with (copy / "metrics.jsonl").open("a") as file:
+        file.write('{"task": 4, "los')
+    before = (copy / "report.html").read_bytes()
+    (copy / "report.html").write_text("as it was")
+    assert main(["report", str(copy), "--output", str(tmp_path / "there")]) == 0
+    assert (tmp_path / "there" / "report.html").read_bytes() == before
+    assert (copy / "report.html").read_text() == "as it was"
+    assert main(["report", str(copy), "--output", str(tmp_path / "there")]) == 2
+
+
+def test_a_run_that_ended_without_its_page_gets_it(run: Run, tmp_path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run.path, copy)
+    (copy / "report.html").unlink()
+    resume(Run.open(copy), Run.open(copy).config)
+    assert (copy / "report.html").read_bytes() == (run.path / "report.html").read_bytes()
+
+
+def test_a_collapsed_representation_ends_with_a_result(tmp_path) -> None:
+    found = quick(tmp_path / "run", embedding=1, map_samples=40, tasks=[2, 2])
+    assert found.ended
+    assert (found.path / "report.html").is_file()
+
+
 def test_a_report_is_the_same_when_written_again(run: Run, tmp_path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(run.path, copy)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, get_type_hints
+from typing import Any, NoReturn, get_args, get_type_hints
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 from rich.console import Console
@@ -113,10 +114,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Interrupted as signal:
         print(f"cclis: stopped by {signal}", file=sys.stderr)
         return STOPPED
+    except BrokenPipeError:
+        # Whoever read what is printed has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def _run(arguments: list[str]) -> int:
-    arguments = _config_first(arguments)
+    arguments = _config_first(_written_out(arguments))
     parser = Parser(
         prog="cclis",
         description="Continual learning of image classes with a small replay memory.",
@@ -317,59 +322,41 @@ def _report_parser() -> ArgumentParser:
         "runs", nargs="+", help="run directories, folders of them, or result.json files"
     )
     parser.add_argument(
-        "--output", type=str, default="comparison", help="folder for the page and tables of several"
+        "--output", type=str | None, help="new folder to write into [default: the run; comparison]"
     )
     return parser
 
 
 def _report(options: Namespace) -> None:
     from cclis.files import write_atomically
-    from cclis.report.compare import (
-        COLUMNS,
-        accuracy_table,
-        comma_separated,
-        comparison_page,
-        curves,
-        entries,
-        groups,
-        latex,
-        markdown,
-        read_runs,
-    )
-    from cclis.report.drawing import picture
+    from cclis.report.compare import comparison, read_runs
     from cclis.report.page import render
     from cclis.runs import Run
 
     paths = [Path(name) for name in options.runs]
-    results = read_runs(paths)
-    if len(results) == 1 and (paths[0] / "result.json").is_file():
-        run = Run(paths[0])
-        with as_input_errors(f"{run.path} does not hold what a run of this cclis writes"):
-            page = render(run.result, run.records, run.analysis)
-        write_atomically(run.path / "report.html", page.encode())
-        print(paths[0] / "report.html")
-        return
-    folder = Path(options.output)
+    results = read_runs(paths, Progress().say)
+    alone = paths[0] if len(results) == 1 and (paths[0] / "result.json").is_file() else None
+    with as_input_errors("not what runs of this cclis write"):
+        if alone is None:
+            files = comparison(results)
+        else:
+            run = Run(alone)
+            files = {"report.html": render(run.result, run.records, run.analysis).encode()}
+    folder = Path(options.output or alone or "comparison")
+    if folder != alone:
+        _make_new(folder)
+    for name, content in files.items():
+        write_atomically(folder / name, content)
+        print(folder / name)
+
+
+def _make_new(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} exists already; choose another --output or remove it")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot make {folder}: {error.strerror}") from None
-    found = entries(results)
-    rows = accuracy_table(found)
-    written = {
-        "comparison.html": comparison_page(found).encode(),
-        "comparison.md": markdown(COLUMNS, rows).encode(),
-        "comparison.csv": comma_separated(COLUMNS, rows).encode(),
-        "comparison.tex": latex(COLUMNS, rows).encode(),
-    }
-    for stream, together in groups(found).items():
-        figure, name = curves(together), re.sub(r"[^A-Za-z0-9]+", "-", stream).strip("-")
-        written |= {f"{name}.{kind}": picture(figure, kind) for kind in ("svg", "png")}
-    for name, content in written.items():
-        write_atomically(folder / name, content)
-        print(folder / name)
 
 
 def _study_parser() -> ArgumentParser:
@@ -501,6 +488,22 @@ def _config_first(arguments: list[str]) -> list[str]:
         # What a file says of these is for the recipe, not for its trials.
         files += [f"--{name}={'null' if v is None else v}" for name, v in TUNING.items()]
     return [*others[:1], *files, *others[1:]]
+
+
+def _written_out(arguments: list[str]) -> list[str]:
+    """The arguments with `true` after switches that stand alone."""
+    switches = {
+        f"--{name}"
+        for kind in CONFIGS.values()
+        for name, hint in get_type_hints(kind).items()
+        if bool in (hint, *get_args(hint))
+    }
+    found = []
+    for number, argument in enumerate(arguments):
+        following = arguments[number + 1 : number + 2]
+        alone = argument in switches and (not following or following[0].startswith("--"))
+        found += [argument, "true"] if alone else [argument]
+    return found
 
 
 def _flags(arguments: list[str]) -> set[str]:

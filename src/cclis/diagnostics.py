@@ -13,15 +13,13 @@ from cclis.errors import InputError
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
-def diagnose(
-    similarity: Tensor, labels: Tensor, kept: Tensor, proposal: Tensor, *, temperature: float
-) -> dict[str, Any]:
+def diagnose(logits: Tensor, labels: Tensor, kept: Tensor, proposal: Tensor) -> dict[str, Any]:
     """All of the below for every class, as lists; None where there is no number.
 
     Arguments are those of `denominator_errors`.
     """
-    classes, of_kept = len(similarity), labels[kept]
-    errors = denominator_errors(similarity, labels, kept, proposal, temperature=temperature)
+    classes, of_kept = len(logits), labels[kept]
+    errors = denominator_errors(logits, labels, kept, proposal)
     return {
         "visible": labels.bincount(minlength=classes).tolist(),
         "kept": of_kept.bincount(minlength=classes).tolist(),
@@ -72,53 +70,53 @@ def proposal_spread(proposal: Tensor, labels: Tensor, classes: int) -> Tensor:
 
 
 def denominator_errors(
-    similarity: Tensor, labels: Tensor, kept: Tensor, proposal: Tensor, *, temperature: float
+    logits: Tensor, labels: Tensor, kept: Tensor, proposal: Tensor
 ) -> dict[str, Tensor]:
     """How far kept samples are from the share of their class in InfoNCE's denominators (Eq. 10).
 
-    With s = similarity / temperature, class m has a share D_im = Σ_{k ∈ m} exp(s_ik) in the
+    With s the cosines over the temperature, class m has a share D_im = Σ_{k ∈ m} exp(s_ik) in the
     denominator of the prototype i. Of the kept samples J_m alone it is estimated
 
     - weighted: by 1/|J_m| Σ_{k ∈ J_m} exp(s_ik) / g_k, as the loss does,
     - unweighted: by |m|/|J_m| Σ_{k ∈ J_m} exp(s_ik), from the same samples.
 
     An error is |estimate / D_im - 1|, the mean over all prototypes i of other classes. For as many
-    samples drawn with even chances, without weights, `random` is the error to expect: its standard
-    deviation, Sd(exp s) / Mean(exp s) · sqrt((1 - |J_m|/|m|) / |J_m|).
+    samples drawn with even chances, without weights, `random` is the error to expect, as if it were
+    normal: sqrt(2/π) · Sd(exp s) / Mean(exp s) · sqrt((1 - |J_m|/|m|) / |J_m|).
 
     Args:
-        similarity: Cosines of the seen classes' prototypes with all visible samples, (C, N).
+        logits: s of the seen classes' prototypes with all visible samples, (C, N), such as the
+            proposal was made from; a constant added to all changes nothing.
         labels: Classes of these samples, int64 in 0..C-1, (N,).
         kept: Which of them are kept, int64 (M,).
         proposal: g of all visible samples, (N,).
-        temperature: τ.
 
     Returns:
         weighted, unweighted and random, float64 (C,) each; NaN for a class of which nothing is
         kept, and where there is no other class.
     """
     _check(proposal, labels)
-    classes = len(similarity)
+    classes = len(logits)
     errors: dict[str, list[Tensor]] = {name: [] for name in ("weighted", "unweighted", "random")}
     chosen = torch.zeros_like(labels, dtype=torch.bool).index_fill(0, kept, True)
     for label in range(classes):
         own = labels == label
         others = torch.arange(classes, device=labels.device) != label
-        logits = similarity[others][:, own].double() / temperature
-        # A common factor changes no ratio, and keeps the exponentials finite.
-        values = (logits - logits.amax(dim=1, keepdim=True)).exp() if own.any() else logits
+        of_class = logits[others][:, own].double()
         of_kept, g = chosen[own], proposal[own].double()
         count, number = int(own.sum()), int(of_kept.sum())
         if not number or classes < 2:
             for found in errors.values():
-                found.append(similarity.new_tensor(torch.nan, dtype=torch.float64))
+                found.append(logits.new_tensor(torch.nan, dtype=torch.float64))
             continue
+        # A common factor changes no ratio, and keeps the exponentials finite.
+        values = (of_class - of_class.amax(dim=1, keepdim=True)).exp()
         true = values.sum(dim=1)
         smallest = torch.finfo(torch.float64).tiny
         weighted = (values / g.clamp_min(smallest))[:, of_kept].sum(dim=1) / number
         unweighted = values[:, of_kept].sum(dim=1) * count / number
-        relative = values.std(dim=1, correction=0) / values.mean(dim=1)
-        left = (1 - number / count) / number
+        relative = values.std(dim=1, correction=min(1, count - 1)) / values.mean(dim=1)
+        left = 2 / math.pi * (1 - number / count) / number
         errors["weighted"].append((weighted / true - 1).abs().mean())
         errors["unweighted"].append((unweighted / true - 1).abs().mean())
         errors["random"].append((relative * left**0.5).mean())

@@ -203,6 +203,8 @@ def resume(
     )
     if run.ended:
         progress.say(f"{run.path} has ended already")
+        if not (run.path / "report.html").is_file():
+            write_report(run)
         return run
     with _going_on(run) as stop:
         run.clean()
@@ -271,8 +273,15 @@ def _learn_all(journey: Journey, benchmark: Benchmark, progress: Progress, on_ta
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "config": {k: v for k, v in config.to_dict().items() if k not in PLACES},
     }
-    write_atomically(run.path / "report.html", render(result, run.records, run.analysis).encode())
     run.save_result(result)
+    write_report(run)
+
+
+def write_report(run: Run) -> None:
+    """Write the page of a run that has ended."""
+    with as_input_errors(f"{run.path} does not hold what a run of this cclis writes"):
+        page = render(run.result, run.records, run.analysis)
+    write_atomically(run.path / "report.html", page.encode())
 
 
 def _learn_each(

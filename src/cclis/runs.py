@@ -143,17 +143,14 @@ class Run:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """What was logged, as far as it can be read."""
-        found = []
-        for line in self._log.read_text(encoding="utf-8").splitlines() if self.logged else ():
-            try:
-                record = json.loads(line)
-            except ValueError:
-                raise InputError(
-                    f"{self._log} holds a line that is not JSON: {line[:60]}"
-                ) from None
-            found.append(record)
-        return found
+        """What was logged; a last line that was not written to its end is left out."""
+        if not self.logged:
+            return []
+        lines = self._log.read_text(encoding="utf-8").split("\n")
+        try:
+            return [json.loads(line) for line in lines[:-1]]
+        except ValueError as error:
+            raise InputError(f"{self._log} holds a line that is not JSON: {error}") from None
 
     def save_analysis(self, tensors: dict[str, Tensor]) -> None:
         """Write what the report shows beside the numbers."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import statistics
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from cclis.report.compare import (
     COLUMNS,
     accuracy_table,
     comma_separated,
+    comparison,
     comparison_page,
     curves,
     entries,
@@ -91,6 +93,7 @@ def test_tables_survive_their_formats() -> None:
     assert list(csv.reader(comma_separated(header, rows).splitlines()))[1] == rows[0]
     assert r"50 \% of\_it \& \{more\} \\" in latex(header, rows)
     assert r"1 $\pm$ 2" in latex(header, rows)
+    assert r"\textbackslash{}x\textasciicircum{}2 $\lambda$" in latex(["\\x^2 λ"], [])
 
 
 def test_the_page_shows_names_as_text_and_needs_nothing_from_elsewhere() -> None:
@@ -129,6 +132,64 @@ def test_figures_for_a_paper_are_the_same_every_time() -> None:
         assert first == second
         assert first.startswith(start)
     assert b"cclis" in picture(curves(entries(RESULTS)), "svg")
+
+
+def test_other_data_of_the_same_name_is_another_entry() -> None:
+    other = {**RESULTS[0], "class_names": ["a", "b"], "task_sizes": [1, 1]}
+    again = {**RESULTS[0], "device": "another"}
+    found = entries([RESULTS[0], other, again, RESULTS[0]])
+    assert [(e.benchmark, len(e.runs)) for e in found] == [
+        *[("seq-cifar10", 2), ("seq-cifar10 (2)", 1)],
+    ]
+
+
+def test_the_papers_number_stands_beside_its_own_head_and_settings_alone() -> None:
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in accuracy_table(entries(RESULTS))]
+    assert [row["head"] for row in rows if row["paper"]] == ["linear"] * 3
+    unknown = {k: v for k, v in RESULTS[0].items() if k != "config"}
+    assert not any(row[COLUMNS.index("paper")] for row in accuracy_table(entries([unknown])))
+    assert entries([{**RESULTS[0], "method": "mine"}])[0].name == "mine"
+
+
+def test_pictures_have_names_of_their_own() -> None:
+    names = ("a b", "a-b", "../../etc/passwd", "x" * 300, "…")
+    streams = [{**RESULTS[0], "benchmark": name} for name in names]
+    pictures = [name for name in comparison(streams) if name.endswith(".svg")]
+    assert len(pictures) == len(names)
+    assert all(re.fullmatch(r"[A-Za-z0-9-]{1,90}\.svg", name) for name in pictures)
+
+
+def test_runs_that_have_not_ended_are_named_and_left_out(tmp_path: Path, capsys) -> None:
+    study = tmp_path / "study" / "runs"
+    for number in range(3):
+        (study / str(number)).mkdir(parents=True)
+        (study / f"{number}.log").write_text("a log")
+    for number in range(2):
+        (study / str(number) / "result.json").write_text(json.dumps(RESULTS[number]))
+    paths = [str(path) for path in sorted(study.iterdir())]
+    assert main(["report", *paths, "--output", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().err
+    assert f"{study / '2'} holds no finished run" in said
+    assert len(said.splitlines()) == 1
+    assert len(read_runs([tmp_path / "study"])) == 2
+    assert main(["report", str(study / "2"), str(study / "2.log")]) == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"peak_memory_bytes": None},
+        {"class_il": {"linear": {"matrix": [[1, 2], [3]], "accuracy": 1, "forgetting": 1}}},
+        {"class_il": {"other": {"matrix": [[1.0]], "accuracy": 1, "forgetting": 1}}},
+        {"seconds": 3},
+    ],
+)
+def test_results_of_another_making_get_a_sentence(tmp_path: Path, capsys, change) -> None:
+    for number, found in enumerate([RESULTS[0], {**RESULTS[1], **change}]):
+        (tmp_path / f"{number}.json").write_text(json.dumps(found))
+    assert main(["report", str(tmp_path), "--output", str(tmp_path / "out")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
 
 
 def test_runs_are_found_in_folders_and_files(tmp_path: Path, capsys) -> None:

@@ -138,7 +138,75 @@ def test_names_are_shown_as_text(
     assert len(page.scripts) == 3
     assert page.words.count(HOSTILE) == 4
     assert "dog & co" in page.words
-    assert page.figures["map"][0]["data"][0]["name"].startswith("&lt;/script&gt;")
+    assert page.figures["map"][0]["data"][0]["name"].startswith("\u200b&lt;/script&gt;")
+
+
+@pytest.mark.parametrize("embeddings", [torch.ones(12, 8), torch.rand(12, 1), torch.zeros(12, 8)])
+def test_a_representation_that_collapsed_has_a_page(
+    result: dict[str, Any], analysis: dict[str, torch.Tensor], embeddings: torch.Tensor
+) -> None:
+    parts = {"test": embeddings, "memory": embeddings[:5]}
+    collapsed = {f"{kind}.embeddings": part.half() for kind, part in parts.items()}
+    collapsed["prototypes"] = embeddings[:3].half()
+    figures = Page(render(result, analysis={**analysis, **collapsed})).figures
+    assert ("map" in figures) == (embeddings.shape[1] == 1)
+
+
+def test_names_that_javascript_or_plotly_has_are_rows_of_their_own(
+    result: dict[str, Any], analysis: dict[str, torch.Tensor]
+) -> None:
+    names = ["__proto__", "%{x}" + "a" * 200, "%{x}" + "a" * 201]
+    figures = Page(render({**result, "class_names": names}, analysis=analysis)).figures
+    shown = figures["confusion"][0]["data"][0]["x"]
+    assert len(set(shown)) == 3
+    assert all(len(name) < 40 and name != "__proto__" and "%{" not in name for name in shown)
+
+
+def test_a_large_memory_is_shown_in_part(
+    result: dict[str, Any], analysis: dict[str, torch.Tensor]
+) -> None:
+    count = 6000
+    chance = torch.Generator().manual_seed(0)
+    large = {
+        "memory.images": torch.randint(
+            256, (count, 64, 40, 3), generator=chance, dtype=torch.uint8
+        ),
+        "memory.labels": torch.arange(count) % 3,
+        "memory.proposal": torch.rand(count, generator=chance),
+        "confusion.linear": torch.randint(100, (3, 3), generator=chance),
+    }
+    text = render(result, analysis=large)
+    assert text.count("<i title=") == 3 * (2000 // 3)
+    assert f"and {count // 3 - 2000 // 3} more" in text
+    assert len(text) < 10e6
+    assert "--ratio: 0.625" in text
+
+
+def test_a_confusion_of_many_classes_is_no_large_page(result: dict[str, Any]) -> None:
+    names = [f"class {number}" for number in range(200)]
+    chance = torch.Generator().manual_seed(0)
+    counts = torch.randint(9, (200, 200), generator=chance)
+    many = {**result, "class_names": names, "task_sizes": [100, 100]}
+    confused = {"confusion.linear": counts, "confusion.prototype": counts}
+    assert len(render(many, analysis=confused)) < 6.5e6
+
+
+def test_what_was_tested_and_when_is_said(
+    result: dict[str, Any], records: list[dict[str, Any]], analysis: dict[str, torch.Tensor]
+) -> None:
+    validated = {**result, "config": {"validation": 0.1}}
+    assert "10 % of the training samples" in Page(render(validated)).words
+    assert "training samples" not in Page(render(result)).words
+    at_once = Page(render({**result, "method": "joint", "config": {}}))
+    assert "learned at once" in at_once.words
+    assert not {"curves", "forgetting"} & at_once.figures.keys()
+    even = {**analysis, "memory.proposal": torch.ones(5)}
+    assert "proposal g" in Page(render(result, analysis=analysis)).words
+    assert "proposal g" not in Page(render(result, analysis=even)).words
+    unweighted = {**result, "config": {"importance_sampling": False}}
+    assert "did not do" in Page(render(unweighted, records)).words
+    nothing = [{"task": 0, "diagnosis": {**records[2]["diagnosis"], "kept": [0]}}]
+    assert "importance" not in Page(render(result, nothing)).figures
 
 
 def test_the_page_needs_nothing_from_elsewhere(result: dict[str, Any]) -> None:

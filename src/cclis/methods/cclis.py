@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 from torch import Tensor, nn
 
@@ -26,7 +28,7 @@ class CCLIS(TeacherMethod[CCLISConfig, PrototypeNetwork]):
     def __init__(self, config: CCLISConfig, network: PrototypeNetwork):
         super().__init__(config, network)
         self._scored = config.score_passes if config.selection == "proposal" else 0
-        self.passes = self._scored + 1
+        self.passes = max(1, self._scored)
         self.distils = config.distillation
         self._weighted = config.importance_sampling and config.selection == "proposal"
 
@@ -67,18 +69,15 @@ class CCLIS(TeacherMethod[CCLISConfig, PrototypeNetwork]):
     def keep(self, visible: Visible, capacity: int, generator: torch.Generator) -> Kept:
         """Score every visible sample (Eq. 12) and draw class by class with these odds."""
         labels = visible.labels
+        passes = [visible.represent().embeddings for _ in range(self.passes)]
         scores = torch.zeros(len(labels), device=labels.device)
         if self._scored:
-            passes = [
-                self._score(visible.represent().embeddings, labels) for _ in range(self._scored)
-            ]
-            scores = torch.stack(passes).logsumexp(dim=0)
+            scores = torch.stack([self._score(z, labels) for z in passes]).logsumexp(dim=0)
         proposal = normalise(scores, labels)
         indices = select(proposal, labels, capacity, generator=generator)
-        similarity = self._prototypes @ visible.represent(augmented=False).embeddings.T
-        diagnosis = diagnose(
-            similarity, labels, indices, proposal, temperature=self.config.temperature
-        )
+        # What the proposal was made from: exponentials of the logits, added up over the passes.
+        logits = (self._prototypes @ z.T / self.config.temperature for z in passes)
+        diagnosis = diagnose(reduce(torch.logaddexp, logits), labels, indices, proposal)
         return Kept(indices, proposal[indices], diagnosis=diagnosis)
 
     def _old_only(self, similarity: Tensor) -> Tensor:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -14,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 from cclis.errors import InputError
 from cclis.files import read_json
 from cclis.report import figures
-from cclis.report.drawing import Line, line_figure
+from cclis.report.drawing import Line, line_figure, picture
 from cclis.report.page import environment
-from cclis.report.results import Result, paper_row, spread, variation
+from cclis.report.results import Result, compared_head, paper_row, spread, variation
 
 COLUMNS = (
     *("benchmark", "memory", "method", "changed", "head", "Class-IL", "paper", "forgetting"),
     *("Task-IL", "forgetting (task)", "seconds", "memory (GiB)", "runs"),
 )
+LONGEST_FILE_NAME = 80
 PAIRS = ("benchmark", "memory", "first", "second", "seeds", "difference", "p")
 
 Table = list[list[str]]
@@ -88,44 +90,76 @@ class Entry:
         return [run["class_il"][self.heads[-1]]["matrix"] for run in self.runs]
 
 
-def read_runs(paths: Sequence[Path]) -> list[Result]:
-    """The results in run directories, in folders of them, and in summaries."""
+def read_runs(
+    paths: Sequence[Path], warn: Callable[[str], None] = lambda said: None
+) -> list[Result]:
+    """The results in run directories, in folders of them, in studies, and in summaries.
+
+    Args:
+        paths: Where they are.
+        warn: Told what is left out because it has not ended.
+    """
     found: list[Result] = []
     for path in paths:
+        if path.is_file() and path.suffix != ".json" and len(paths) > 1:
+            continue  # such as the logs beside the runs of a study
         if path.is_file():
             files = [path]
         elif (path / "result.json").is_file():
             files = [path / "result.json"]
         else:
-            files = sorted([*path.glob("*/result.json"), *path.glob("*.json")])
-        results = [_result(file) for file in files]
-        if not results:
-            raise InputError(f"{path} holds no finished run: no result.json in it, nor below it")
-        found += results
+            below = ("*/result.json", "*.json", "runs/*/result.json")
+            files = sorted(file for pattern in below for file in path.glob(pattern))
+        if not files:
+            said = f"{path} holds no finished run: no result.json in it, nor below it"
+            if len(paths) == 1:
+                raise InputError(said)
+            warn(said)
+        found += [_result(file) for file in files]
+    if not found:
+        raise InputError("none of these holds a finished run: no result.json in them, nor below")
     return found
 
 
 def entries(results: Sequence[Result]) -> list[Entry]:
-    """Runs grouped by all but the seed; the same run given twice counts once."""
-    groups: dict[tuple[str, int, str, str], dict[int, Result]] = {}
+    """Runs grouped by all but the seed; the same run given twice counts once.
+
+    Benchmarks of one name that have other classes or tasks are numbered.
+    """
+    streams: dict[str, list[object]] = {}
+    grouped: dict[tuple[str, int, str, str], list[Result]] = {}
     for result in results:
-        key = (result["benchmark"], result["memory"], result["method"], variation(result))
-        groups.setdefault(key, {})[result["seed"]] = result
-    return [Entry(*key, list(runs.values())) for key, runs in sorted(groups.items())]
+        benchmark = result["benchmark"]
+        stream = (result.get("class_names"), result.get("task_sizes"))
+        known = streams.setdefault(benchmark, [])
+        if stream not in known:
+            known.append(stream)
+        if number := known.index(stream):
+            benchmark = f"{benchmark} ({number + 1})"
+        key = (benchmark, result["memory"], result["method"], variation(result))
+        runs = grouped.setdefault(key, [])
+        if result not in runs:
+            runs.append(result)
+    return [Entry(*key, runs) for key, runs in sorted(grouped.items())]
 
 
 def accuracy_table(found: Sequence[Entry]) -> Table:
     """A row for every entry and head, under `COLUMNS`."""
     rows = []
     for entry in found:
-        published = paper_row(entry.benchmark, entry.memory, entry.method, entry.changed)
+        # A result that does not say how it came about is no row of the paper.
+        known = all("config" in run for run in entry.runs)
+        row = (entry.benchmark, entry.memory, entry.method, entry.changed)
+        published = paper_row(*row) if known else {}
         for head in entry.heads:
             numbers = {
                 (scenario, key): [run[scenario][head][key] for run in entry.runs]
                 for scenario in ("class_il", "task_il")
                 for key in ("accuracy", "forgetting")
             }
-            paper = published.get("class_il", {}).get("accuracy")
+            # The paper's numbers are by one head alone.
+            same = head == compared_head(entry.runs[0])
+            paper = published.get("class_il", {}).get("accuracy") if same else None
             ours = statistics.mean(numbers["class_il", "accuracy"])
             peak = [run["peak_memory_bytes"] / 2**30 for run in entry.runs]
             rows.append(
@@ -169,6 +203,32 @@ def paired_table(found: Sequence[Entry]) -> Table:
             ]
         )
     return rows
+
+
+def comparison(results: Sequence[Result]) -> dict[str, bytes]:
+    """Everything that sets runs side by side, by the name of its file."""
+    found = entries(results)
+    rows = accuracy_table(found)
+    files = {
+        "comparison.html": comparison_page(found).encode(),
+        "comparison.md": markdown(COLUMNS, rows).encode(),
+        "comparison.csv": comma_separated(COLUMNS, rows).encode(),
+        "comparison.tex": latex(COLUMNS, rows).encode(),
+    }
+    for stream, together in groups(found).items():
+        figure, name = curves(together), _file_name(stream, files)
+        files |= {f"{name}.{kind}": picture(figure, kind) for kind in ("svg", "png")}
+    return files
+
+
+def _file_name(stream: str, taken: Collection[str]) -> str:
+    """What a picture is called: letters, digits and dashes, and no other's name."""
+    name = re.sub(r"[^A-Za-z0-9]+", "-", stream).strip("-")[:LONGEST_FILE_NAME] or "runs"
+    number, found = 1, name
+    while f"{found}.svg" in taken:
+        number += 1
+        found = f"{name}-{number}"
+    return found
 
 
 def markdown(header: Sequence[str], rows: Table) -> str:
@@ -257,7 +317,12 @@ def _result(path: Path) -> Result:
     return result
 
 
+TEX = {
+    **{sign: rf"\{sign}" for sign in "&%$#_{}"},
+    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+    **{"±": r"$\pm$", "–": "--", "λ": r"$\lambda$", "×": r"$\times$"},
+}
+
+
 def _tex(text: str) -> str:
-    for sign in "&%$#_{}":
-        text = text.replace(sign, rf"\{sign}")
-    return text.replace("±", r"$\pm$").replace("–", "--")
+    return "".join(TEX.get(sign, sign) for sign in text)

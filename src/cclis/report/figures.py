@@ -20,6 +20,9 @@ SCENARIOS = {"class_il": "Class-IL", "task_il": "Task-IL"}
 LEGIBLE = 25
 """Most rows or columns of a heat map whose cells have numbers in them."""
 PERPLEXITY = 30.0
+TINY = 1e-4
+LONGEST_NAME = 24
+INVISIBLE = "\u200b"
 CELLS = {"type": "category", "showgrid": False}
 """Axes of a heat map."""
 
@@ -90,7 +93,8 @@ def confusions(result: Result, analysis: Mapping[str, Tensor]) -> list[Figure]:
         if counts is None:
             continue
         shares = 100 * counts / counts.sum(dim=1, keepdim=True).clamp_min(1)
-        heat = _heat(names, names, shares.tolist(), ".0f", 100)
+        rounded = [[round(share, 1) or 0 for share in row] for row in shares.tolist()]
+        heat = _heat(names, names, rounded, ".0f", 100)
         heat |= {"hovertemplate": "%{y} taken for %{x}: %{z:.1f} %<extra></extra>", "meta": "rare"}
         x, y = {"title": "taken for"}, {"title": "class", "autorange": "reversed"}
         figures.append(_figure({"head": head}, [heat], x=x | CELLS, y=y | CELLS, tall=True))
@@ -134,7 +138,7 @@ def losses(records: Records) -> list[Figure]:
 def importance(result: Result, records: Records) -> list[Figure]:
     """How well what the memory keeps stands for what was visible; empty without a proposal."""
     found = {r["task"]: r["diagnosis"] for r in records if r.get("diagnosis")}
-    if not found:
+    if not any(sum(diagnosis["kept"]) for diagnosis in found.values()):
         return []
     names, classes = _names(result), len(result["class_names"])
     share = [
@@ -142,9 +146,15 @@ def importance(result: Result, records: Records) -> list[Figure]:
         for d in found.values()
     ]
     padded = [[*row, *[None] * (classes - len(row))] for row in share]
+    heat = _heat(names, [f"after {task + 1}" for task in found], padded, ".2f", 1)
+    heat["customdata"] = [
+        [f"{e:.1f} of {k}" for e, k in zip(d["effective"], d["kept"], strict=True)]
+        for d in found.values()
+    ]
+    heat["hovertemplate"] = "%{y}, %{x}: %{customdata}<extra></extra>"
     effective = _figure(
         {"name": "effective sample size"},
-        [_heat(names, [f"after {task + 1}" for task in found], padded, ".2f", 1)],
+        [heat],
         x={"title": "effective share of a class's samples in the memory", **CELLS},
         y={"autorange": "reversed", **CELLS},
     )
@@ -195,9 +205,10 @@ def embedding_map(result: Result, analysis: Mapping[str, Tensor]) -> list[Figure
         )
         if name in analysis
     }
-    if sum(map(len, parts.values())) < 4:
+    flat = _flattened(list(parts.values()))
+    if flat is None:
         return []
-    places = dict(zip(parts, _flattened(list(parts.values())), strict=True))
+    places = dict(zip(parts, flat, strict=True))
     names, traces = _names(result), []
     test, predicted = analysis["test.labels"], analysis["test.predicted"]
     for label, name in enumerate(names):
@@ -218,12 +229,20 @@ def embedding_map(result: Result, analysis: Mapping[str, Tensor]) -> list[Figure
     return [_figure({}, traces, x=bare, y=bare, tall=True)]
 
 
-def _flattened(parts: Sequence[Tensor]) -> list[list[list[float]]]:
-    """Points in two dimensions, the same for the same embeddings."""
+def _flattened(parts: Sequence[Tensor]) -> list[list[list[float]]] | None:
+    """Points in two dimensions, the same for the same embeddings; None where there is no map."""
     import torch
     from sklearn.manifold import TSNE
 
+    if not parts:
+        return None
     points = torch.cat([part.float() for part in parts])
+    # Of points that are all the same, t-SNE makes nothing, or crashes.
+    few, spread = len(points) < 4, float(points.std(dim=0).max())
+    if few or not bool(points.isfinite().all()) or spread < TINY:
+        return None
+    if points.shape[1] == 1:
+        points = torch.nn.functional.pad(points, (0, 1))
     perplexity = min(PERPLEXITY, (len(points) - 1) / 3)
     flat = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(points.numpy())
     split = torch.split(torch.from_numpy(flat), [len(part) for part in parts])
@@ -252,8 +271,16 @@ def _points(
 
 
 def _names(result: Result) -> list[str]:
-    """Of the classes, as plotly shows them unchanged: it takes some tags for its own."""
-    return [html.escape(str(name), quote=False) for name in result["class_names"]]
+    """Of the classes, cut, each another, as plotly shows them unchanged.
+
+    It takes some tags and `%{...}` for its own, and a name such as `__proto__` for JavaScript's.
+    """
+    found: list[str] = []
+    for number, whole in enumerate(map(str, result["class_names"])):
+        name = whole if len(whole) <= LONGEST_NAME else f"{whole[: LONGEST_NAME - 1]}…"
+        name = INVISIBLE + html.escape(name, quote=False).replace("%{", f"%{INVISIBLE}{{")
+        found.append(f"{name} ({number + 1})" if name in found else name)
+    return found
 
 
 def _colour(label: int) -> str:

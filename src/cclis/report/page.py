@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from torch import Tensor
 
 from cclis.report import figures
-from cclis.report.pictures import Sheet, sheet
+from cclis.report.pictures import sheet
 from cclis.report.results import compared_head, paper_row, variation
 from cclis.report.table import SCENARIOS, main_head
 
 Result = Mapping[str, Any]
+MOST_SHOWN = 2000
+"""Thumbnails of the memory on a page."""
 
 
 def environment() -> Environment:
@@ -41,20 +45,19 @@ def render(
         analysis: As in analysis.safetensors.
     """
     analysis = analysis or {}
+    at_once = result["method"] == "joint"
     panels = {
         "matrix": figures.accuracy_matrices(result),
-        "curves": figures.accuracy_curves(result),
-        "forgetting": figures.forgetting_bars(result),
+        "curves": [] if at_once else figures.accuracy_curves(result),
+        "forgetting": [] if at_once else figures.forgetting_bars(result),
         "confusion": figures.confusions(result, analysis),
         "losses": figures.losses(records),
         "importance": figures.importance(result, records),
         "map": figures.embedding_map(result, analysis),
     }
-    sheets = {
-        kind: sheet(analysis[f"{kind}.images"])
-        for kind in ("test", "memory")
-        if len(analysis.get(f"{kind}.images", ()))
-    }
+    shown, memory = _memory(result, analysis)
+    images = {"test": analysis.get("test.images"), "memory": shown}
+    sheets = {kind: sheet(some) for kind, some in images.items() if some is not None and len(some)}
     return (
         environment()
         .get_template("page.html")
@@ -66,7 +69,8 @@ def render(
             compared=compared_head(result),
             panels={name: found for name, found in panels.items() if found},
             sheets=sheets,
-            memory=_memory(result, analysis, sheets.get("memory")),
+            memory=memory,
+            proposed=_differ(analysis.get("memory.proposal")),
         )
     )
 
@@ -86,20 +90,46 @@ def _paper(result: Result) -> dict[str, Any]:
     return paper_row(result["benchmark"], result["memory"], result["method"], variation(result))
 
 
-def _memory(
-    result: Result, analysis: Mapping[str, Tensor], found: Sheet | None
-) -> list[tuple[str, list[tuple[int, float]]]]:
-    """Every class with its samples in the memory, the number of each and its g, largest first."""
-    if found is None:
-        return []
-    labels, proposal = analysis["memory.labels"].tolist(), analysis["memory.proposal"].tolist()
-    kept: dict[int, list[tuple[int, float]]] = {}
-    for number, (label, g) in enumerate(zip(labels, proposal, strict=True)):
-        kept.setdefault(label, []).append((number, g))
-    return [
-        (result["class_names"][label], sorted(samples, key=lambda sample: -sample[1]))
-        for label, samples in sorted(kept.items())
-    ]
+@dataclass(frozen=True)
+class Kept:
+    """What the memory keeps of a class.
+
+    Attributes:
+        name: Of the class.
+        first: The number of its first sample that is shown.
+        proposal: g of those that are shown, the largest first.
+        more: How many are not shown.
+    """
+
+    name: str
+    first: int
+    proposal: list[float]
+    more: int
+
+
+def _memory(result: Result, analysis: Mapping[str, Tensor]) -> tuple[Tensor | None, list[Kept]]:
+    """The images that are shown, class by class the largest proposal first, and what they are."""
+    images = analysis.get("memory.images")
+    if images is None or not len(images):
+        return None, []
+    labels, proposal = analysis["memory.labels"], analysis["memory.proposal"]
+    classes = labels.unique().tolist()  # type: ignore[no-untyped-call]
+    most = max(1, MOST_SHOWN // len(classes))
+    kept, chosen, first = [], [], 0
+    for label in classes:
+        rows = (labels == label).nonzero()[:, 0]
+        rows = rows[proposal[rows].argsort(descending=True, stable=True)]
+        some = rows[:most]
+        name = str(result["class_names"][label])
+        kept.append(Kept(name, first, proposal[some].tolist(), len(rows) - len(some)))
+        chosen.append(some)
+        first += len(some)
+    return images[torch.cat(chosen)], kept
+
+
+def _differ(proposal: Tensor | None) -> bool:
+    """Whether some samples were more likely to be kept than others."""
+    return proposal is not None and len(proposal.unique()) > 1  # type: ignore[no-untyped-call]
 
 
 def _plotly() -> Markup:

@@ -22,10 +22,12 @@ class Sheet:
     Attributes:
         address: The picture itself, as a data address.
         rows: How many rows it has.
+        ratio: Width of a thumbnail over its height.
     """
 
     address: str
     rows: int
+    ratio: float
     columns: int = COLUMNS
 
 
@@ -48,4 +50,4 @@ def sheet(images: Tensor) -> Sheet:
         whole.save(content, "JPEG", quality=85)
     kind = "png" if channels == 1 else "jpeg"
     encoded = base64.b64encode(content.getvalue()).decode()
-    return Sheet(f"data:image/{kind};base64,{encoded}", rows)
+    return Sheet(f"data:image/{kind};base64,{encoded}", rows, size[0] / size[1])

@@ -17,7 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from cclis.config import make_config, read_yaml, recipe_for, recipe_path
+from cclis.config import CONFIGS, make_config, read_yaml, recipe_for, recipe_path
 from cclis.errors import InputError
 from cclis.files import read_json, write_atomically
 
@@ -158,6 +158,8 @@ def reliability_table(folder: Path) -> str:
 def variation(result: Result) -> str:
     """What a run has other than the recipe for its row, as `name value` parts; "" for nothing."""
     config = result.get("config", {})
+    if result["method"] not in CONFIGS:
+        return ""  # one that was added elsewhere
     recipe = recipe_for(result["benchmark"], result["method"], result["memory"])
     settings = {} if recipe is None else read_yaml(recipe_path(recipe))
     settings.pop("method", None)
