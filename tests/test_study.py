@@ -165,6 +165,7 @@ def test_a_signal_stops_the_runs_which_are_saved(tmp_path: Path) -> None:
         (["tsne", "--benchmark", "seq-cifar11"], "Did you mean 'seq-cifar10'?"),
         (["tsne", "--benchmark", "split-digits", "split-digits"], "name each benchmark once"),
         (["tsne"], "the data of seq-cifar10 is not in"),
+        (["tsne", "--scale", "smoke", "--device", "tpu"], "device must be one of auto, cpu, cuda"),
         (["tsne", *FLAGS, "--seeds", "one"], "--seeds"),
         (["tsne", *FLAGS, "--seeds", "-1"], "seed must be 0 or more, not -1"),
         (["tsne", *FLAGS, "--seeds", "1", "1"], "name each seed once, not 1 1"),
@@ -185,6 +186,15 @@ def test_bad_input_gets_a_sentence(arguments, part, tmp_path: Path, capsys, monk
     assert error.startswith("cclis: error: ")
     assert part in error
     assert {path.name for path in tmp_path.iterdir()} == {"file"}
+
+
+def test_what_would_be_run_is_said_without_the_data(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("CCLIS_DATA", str(tmp_path / "datasets"))
+    flags = ["--dry_run", "--output", str(tmp_path / "study")]
+    assert main(["study", "lambda", *flags]) == 0
+    said = capsys.readouterr().err
+    assert "new          seq-cifar10-cclis-200-distill_weight-0.1-seed0" in said
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_grids_are_those_of_the_paper() -> None:

@@ -337,6 +337,13 @@ def test_bad_flags_get_a_sentence(flags, part, tmp_path, monkeypatch, capsys) ->
     assert "Traceback" not in said
 
 
+def test_a_setting_is_tried_or_given(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    grid = write_grid(tmp_path, learning_rate=[0.1])
+    assert main(["tune", "--grid", grid, "--learning_rate", "0.5"]) == 2
+    assert "learning_rate is tried by" in capsys.readouterr().err
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine").mkdir()
@@ -374,7 +381,7 @@ def test_the_command_shows_the_best_and_where_it_is(tmp_path, monkeypatch, capsy
     assert (recipe["epochs"], recipe["first_epochs"], recipe["width"]) == (9, 11, 4)
     # A flag overrules the file, even where it asks for the default.
     assert (recipe["memory"], recipe["temperature"]) == (8, 0.5)
-    assert "output" not in recipe
+    assert not {"output", "limit", "threads", "device"} & recipe.keys()
     (run,) = folder.glob("runs/*/seed0/config.yaml")
     tried = read_yaml(run)
     assert (tried["epochs"], tried["first_epochs"], tried["width"]) == (1, None, 4)

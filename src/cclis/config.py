@@ -115,7 +115,8 @@ class TuneOptions(Options):
     `learning_rate: {low: 0.01, high: 1.0, log: true}` [default: one for the method, the paper's for
     cclis, without the settings given as flags]."""
     storage: str | None = None
-    """Database URL of the study [default: SQLite, study.db in the output folder]."""
+    """Database URL of the study [default: SQLite, study.db in the output folder]. Workers share the
+    output folder too: there they see which points are taken, and by whom."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ config.yaml            every setting
 metrics.jsonl          a line per epoch and per evaluation, as they happen
 checkpoints/           the model and its memory after each task, and the newest from in between
 analysis.safetensors   confusions, the memory and some embeddings, for the report
-result.json            the accuracy matrices and their averages, written last
+result.json            the accuracy matrices and their averages: the run has ended
 report.html            the same to look at
 tensorboard/           event files, where asked for
 """

@@ -28,6 +28,7 @@ from typing import Any, Literal
 from cclis.config import (
     ClassifierConfig,
     Config,
+    RunOptions,
     make_config,
     read_yaml,
     recipe_for,
@@ -381,7 +382,8 @@ def run_study(
     for what, values in (("benchmark", benchmarks), ("seed", seeds)):
         if not values or len(set(values)) < len(values):
             raise InputError(f"name each {what} once, not {' '.join(map(str, values)) or 'none'}")
-    _refuse_other_benchmarks(benchmarks, data)
+    _refuse_other_benchmarks(benchmarks, data, here=not dry_run)
+    _check_device(device)
     folder = Path(output or f"studies/{scale}")
     _refuse_foreign(folder)
     planned = plan(
@@ -620,7 +622,15 @@ def _accuracy(result: Result) -> str:
     return f"Class-IL {result['class_il'][head]['accuracy']:.1f} % ({head})"
 
 
-def _refuse_other_benchmarks(benchmarks: Sequence[str], data: str | None) -> None:
+def _check_device(device: str) -> None:
+    from cclis.engine.device import make_fabric
+
+    make_fabric(RunOptions(device=device))
+
+
+def _refuse_other_benchmarks(
+    benchmarks: Sequence[str], data: str | None, *, here: bool = True
+) -> None:
     from cclis.data.benchmarks import BENCHMARKS
     from cclis.data.download import ARCHIVES, check, default_root
 
@@ -631,7 +641,7 @@ def _refuse_other_benchmarks(benchmarks: Sequence[str], data: str | None) -> Non
         if name not in known:
             raise unknown("benchmark", name, known)
         root = Path(data) if data else default_root()
-        if name in ARCHIVES and not check(name, root).present:
+        if here and name in ARCHIVES and not check(name, root).present:
             raise InputError(
                 f"the data of {name} is not in {root}: fetch it with `cclis data {name} "
                 "--download`, say where it is with --data, or choose others with --benchmark"

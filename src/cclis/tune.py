@@ -197,6 +197,11 @@ class _Tuning:
                 raise Interrupted(f"{name}; the same command goes on") from None
         life.unlink(missing_ok=True)
         trials = self._write()
+        if elsewhere := sum(trial.state == "running" for trial in trials):
+            self._progress.say(
+                f"{elsewhere} of the trials are still running elsewhere; only workers with the "
+                "same --output notice when another dies"
+            )
         if not any(trial.state == "complete" for trial in trials):
             why = next((f": {trial.error}" for trial in trials if trial.error), "")
             raise InputError(f"none of {len(trials)} trials came to its end{why}")
@@ -334,7 +339,7 @@ class _Tuning:
         """What was given as a recipe or as flags, with the chosen settings, as YAML."""
         best, config = trials[0], self._config.to_dict()
         usual = make_config(self._config.method, {}).to_dict()
-        of_tuning = {*PLACES, "validation"}
+        of_tuning = {*PLACES, "validation", "limit", "threads", "compile"}
         base = {k: v for k, v in self._recipe.items() if k not in of_tuning}
         fixed = config.keys() - of_tuning - MAY_CHANGE - {"seed", "epochs", "first_epochs"}
         given = {k: v for k, v in config.items() if k in fixed and (k in base or v != usual[k])}
@@ -401,6 +406,8 @@ def _space(config: Config, options: TuneOptions, fixed: Collection[str]) -> Spac
         where = f"the grid of {config.method}"
     else:
         space, where = read_yaml(Path(options.grid)), options.grid
+        for name in sorted(space.keys() & set(fixed)):
+            raise InputError(f"{name} is tried by {where} and given as a flag; leave one of them")
     if not space:
         raise InputError(f"{where} leaves nothing to try")
     of_a_run = {f.name for kind in (RunOptions, StreamOptions) for f in dataclasses.fields(kind)}

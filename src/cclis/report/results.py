@@ -3,7 +3,7 @@
     python -m cclis.report.results results README.md docs/results.md
 
 replaces what stands between `<!-- NAME -->` and `<!-- /NAME -->` in each file, for the tables
-`results`, `summary`, `variations`, `sorted`, `heads`, `speed` and `reliability`.
+`results`, `summary`, `variations`, `sorted`, `order`, `heads`, `speed` and `reliability`.
 """
 
 from __future__ import annotations
@@ -83,6 +83,17 @@ def variations_table(results: Sequence[Result]) -> str:
                 cells = [_published(published.get(s, {}).get(key)) for s, key in COLUMNS]
                 lines.append(f"{start} *the paper* | {' | '.join(cells)} | |")
             lines += [f"{start} {row}" for row in _by_head(runs)]
+    return "\n".join(lines) + "\n"
+
+
+def order_table(found: Sequence[Result]) -> str:
+    """Accuracies of runs that differ in the order of the classes alone, which their notes name."""
+    heads = list(found[0]["class_il"]) if found else []
+    columns = [f"{title}, {head}" for title in ("Class-IL", "Task-IL") for head in heads]
+    lines = [f"| order | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for run in found:
+        cells = [run[s][head]["accuracy"] for s in ("class_il", "task_il") for head in heads]
+        lines.append(f"| {run['note']} | {' | '.join(f'{cell:.2f}' for cell in cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -183,6 +194,7 @@ def tables(folder: Path) -> dict[str, str]:
         "results": results_table(results),
         "summary": summary_table(results),
         "variations": variations_table(results),
+        "order": order_table(read_results(folder / "class-order")),
         "sorted": results_table(read_results(folder / "sorted-classes")),
         "heads": heads_table(read_results(folder / "heads")),
         "speed": speed_table(read_results(folder / "speed")),
