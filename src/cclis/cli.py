@@ -41,7 +41,7 @@ from cclis.config import (
     recipes,
 )
 from cclis.errors import InputError, as_input_errors
-from cclis.interruption import Interrupted
+from cclis.interruption import STOPPED, Interrupted
 from cclis.progress import Progress
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
@@ -81,8 +81,6 @@ class Parser(ArgumentParser):
 
 TUNING = {"epochs": 50, "first_epochs": None, "validation": 0.1}
 """What `cclis tune` has other than `cclis train`: Appendix B of the paper."""
-STOPPED = 75
-"""Exit code of a run that a signal stopped and that can be gone on with."""
 GROUPS: tuple[type, ...] = (
     StreamOptions,
     RunOptions,

@@ -1,0 +1,110 @@
+"""The runs of a study, and where each lies."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+
+from cclis.config import Config, make_config, read_yaml, recipe_for, recipe_path
+from cclis.errors import InputError
+from cclis.report.compare import read_runs
+from cclis.report.results import Result, variation
+from cclis.study.catalogue import Scale, Study, Variant
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run of a study.
+
+    Attributes:
+        variant: The row it belongs to.
+        changed: What it has other than the recipe, but for the scale.
+        config: Its settings, with the folder it lies in.
+    """
+
+    variant: Variant
+    changed: str
+    config: Config
+
+    @property
+    def path(self) -> Path:
+        """Its run directory."""
+        return Path(str(self.config.output))
+
+    @property
+    def name(self) -> str:
+        """What its run directory is called."""
+        return self.path.name
+
+    @property
+    def log(self) -> Path:
+        """What it says while it runs."""
+        return self.path.with_name(f"{self.name}.log")
+
+    @cached_property
+    def first_task(self) -> str:
+        """Every setting that matters to the first task."""
+        from cclis.experiment import MAY_CHANGE, PLACES
+
+        free = {*MAY_CHANGE, *PLACES, *self.config.after_first_task()}
+        settings = {name: v for name, v in self.config.to_dict().items() if name not in free}
+        return json.dumps(settings)
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is something to go on from."""
+        return (self.path / "config.yaml").is_file()
+
+    @property
+    def result(self) -> Result:
+        """What came out; an InputError where nothing did."""
+        return read_runs([self.path / "result.json"])[0]
+
+    @property
+    def finished(self) -> bool:
+        """Whether it need not be run again."""
+        with suppress(InputError):
+            return bool(self.result)
+        return False
+
+
+def plan(
+    study: Study,
+    *,
+    benchmarks: Sequence[str],
+    seeds: Sequence[int],
+    scale: Scale,
+    folder: Path,
+    data: str | None = None,
+    device: str = "auto",
+) -> list[Planned]:
+    """The runs of a study, row by row."""
+    runs = []
+    for benchmark, memory, variant in product(benchmarks, study.memories, study.variants):
+        if benchmark in variant.not_on:
+            continue
+        full = _full(variant, benchmark, memory)
+        changed = variation({**full.to_dict(), "config": full.to_dict()})
+        words = [benchmark, variant.method, str(memory), *changed.replace(",", "").split()]
+        for seed in seeds:
+            path = folder / "runs" / "-".join([*words, f"seed{seed}"])
+            config = dataclasses.replace(
+                scale.of(full), seed=seed, output=str(path), data=data, device=device
+            )
+            runs.append(Planned(variant, changed, config))
+    return runs
+
+
+def _full(variant: Variant, benchmark: str, memory: int) -> Config:
+    """The settings of a variant as the paper has it."""
+    recipe = recipe_for(benchmark, variant.method, memory)
+    settings = {} if recipe is None else read_yaml(recipe_path(recipe))
+    settings |= {"benchmark": benchmark, "memory": memory, **variant.settings}
+    settings.pop("method", None)
+    return make_config(variant.method, settings)
