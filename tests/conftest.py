@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ from filelock import FileLock
 from hypothesis import HealthCheck, settings
 from torch import Tensor
 
+from cclis.config import CONFIGS
 from cclis.data.images import ImageSet
 from cclis.engine.trainer import Trainer
 
@@ -39,6 +41,12 @@ QUICK: dict[str, Any] = {
     "grayscale": 0.0,
 }
 """Settings under which split-digits takes a second; nothing is learned well."""
+
+
+def quick(method: str) -> dict[str, Any]:
+    """Those of the settings that a method has."""
+    names = {field.name for field in dataclasses.fields(CONFIGS[method])}
+    return {name: value for name, value in QUICK.items() if name in names}
 
 
 INPUTS = int(os.environ.get("CCLIS_INPUTS", "100"))

@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 
 from cclis.cli import main
-from tests.conftest import QUICK
+from tests.conftest import QUICK, quick
 
 FLAGS = [f"--{name}={value}" for name, value in QUICK.items()]
-FINETUNE_FLAGS = [flag for flag in FLAGS if "score_passes" not in flag]
+FINETUNE_FLAGS = [f"--{name}={value}" for name, value in quick("finetune").items()]
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +43,9 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["trian"], "invalid choice: 'trian'"),
         (["train", "--benchmark", "seq-cifar11"], "Did you mean 'seq-cifar10'?"),
         (["train", "--benchmrk", "x"], "Did you mean benchmark?"),
+        (["train", "--method", "er", "--probe_epochs", "5"], "a setting of cclis and co2l and"),
+        (["train", "--method", "gem", "--replay_share", "0.5"], "a setting of cclis and co2l and"),
+        (["train", "--method", "icarl", "--embedding", "9"], "a setting of cclis and co2l alone"),
         (["train", "--epoch", "3"], "unrecognized arguments: --epoch 3. Did you mean epochs?"),
         (["train", "--bench", "npz"], "unrecognized arguments: --bench npz"),
         (["data", "--thor"], "unrecognized arguments: --thor"),

@@ -16,12 +16,11 @@ from cclis.config import make_config, read_yaml, recipe_path
 from cclis.errors import InputError
 from cclis.experiment import reevaluate, resume, train
 from cclis.runs import Run
-from tests.conftest import QUICK
+from tests.conftest import quick as known
 
 
 def quick(folder: Path, method: str = "cclis", **settings: Any) -> Run:
-    known = {k: v for k, v in QUICK.items() if method == "cclis" or k != "score_passes"}
-    return train(make_config(method, {**known, "output": str(folder), **settings}))
+    return train(make_config(method, {**known(method), "output": str(folder), **settings}))
 
 
 @pytest.fixture(scope="module")
@@ -354,6 +353,13 @@ def test_a_report_of_damaged_files_is_refused_and_the_page_stays(
     assert main(["report", str(copy)]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert (copy / "report.html").read_text() == "as it was"
+
+
+def test_a_method_without_a_probe_is_evaluated_without_its_settings(tmp_path, capsys) -> None:
+    path = quick(tmp_path / "er", "er", memory=8, tasks=[2, 2], limit=20).path
+    assert main(["evaluate", str(path), "--probe_epochs", "3"]) == 2
+    assert "er is judged without probe_epochs" in capsys.readouterr().err
+    assert main(["evaluate", str(path)]) == 0
 
 
 def test_a_report_can_go_elsewhere_and_a_cut_line_is_left_out(run: Run, tmp_path) -> None:

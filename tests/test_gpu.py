@@ -21,7 +21,7 @@ from cclis.errors import InputError
 from cclis.experiment import Journey, resume, train
 from cclis.interruption import Interrupted
 from cclis.runs import Run
-from tests.conftest import QUICK
+from tests.conftest import quick
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -30,8 +30,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 def test_a_deterministic_run_that_was_stopped_ends_the_same(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {k: v for k, v in QUICK.items() if method == "cclis" or k != "score_passes"}
-    settings |= {"device": "cuda", "deterministic": True, "limit": 60, "memory": 20}
+    settings = quick(method) | {"device": "cuda", "deterministic": True, "limit": 60, "memory": 20}
 
     def config(name: str) -> Any:
         return make_config(method, {**settings, "output": str(tmp_path / name)})

@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from cclis import ContinualLearner, InputError, load_benchmark
-from tests.conftest import QUICK
+from tests.conftest import QUICK, quick
 
 LEARNING = {**QUICK, "epochs": 12, "width": 32, "temperature": 0.1, "probe_epochs": 10}
 
@@ -316,8 +316,7 @@ def test_a_first_task_that_is_refused_fixes_nothing() -> None:
 def test_every_method_learns_from_arrays_and_makes_room(method: str, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("cclis.learner.ROOM", 2)
     digits = load_digits()
-    quick = {k: v for k, v in QUICK.items() if k != "score_passes"}
-    learner = ContinualLearner(method, 20, **{**quick, "padding": 1})
+    learner = ContinualLearner(method, 20, **{**quick(method), "padding": 1})
     for task in ([0, 1], [2, 3, 4], [5]):
         chosen = np.isin(digits.target, task)
         learner.learn(digits.images[chosen] / 16, digits.target[chosen])

@@ -24,10 +24,14 @@ from cclis.config import (
     Config,
     DEROptions,
     DERPPOptions,
+    EmbeddingOptions,
     EvaluationOptions,
     GCROptions,
     GEMOptions,
+    MeansOptions,
+    MixOptions,
     NetworkOptions,
+    ProbeOptions,
     RunOptions,
     StreamOptions,
     StreamReplayOptions,
@@ -92,9 +96,12 @@ GROUPS: tuple[type, ...] = (
     DERPPOptions,
     GCROptions,
     GEMOptions,
+    MixOptions,
     NetworkOptions,
+    EmbeddingOptions,
     AugmentationOptions,
-    EvaluationOptions,
+    ProbeOptions,
+    MeansOptions,
 )
 
 
@@ -305,7 +312,10 @@ def _evaluate(options: Namespace) -> None:
     run = Run.open(options.run)
     given = {f.name: options[f.name] for f in dataclasses.fields(EvaluationOptions)}
     changed = {name: value for name, value in given.items() if value is not None}
-    config = dataclasses.replace(run.config, **changed)
+    config = run.config
+    for name in changed.keys() - _names(type(config)):
+        raise InputError(f"{config.method} is judged without {name}")
+    config = dataclasses.replace(config, **changed)
     result = reevaluate(
         run, data=options.data, device=options.device, options=config, progress=Progress()
     )

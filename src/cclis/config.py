@@ -127,8 +127,6 @@ class NetworkOptions(Options):
     """Encoder; auto takes conv for grey images up to 28 pixels, resnet18 otherwise."""
     width: int = 64
     """Channels of the encoder's first stage."""
-    embedding: int = 128
-    """Dimensions of the unit-norm embedding."""
 
 
 @dataclass(frozen=True)
@@ -163,8 +161,6 @@ class TrainingOptions(Options):
     """Epochs of the first task [default: as the others]."""
     batch_size: int = 64
     """Samples of a batch, replayed ones included unless a method replays beside the batch."""
-    replay_share: float | None = None
-    """Share of replayed samples in a batch [default: in proportion, memory to task]."""
     learning_rate: float = 0.1
     """Learning rate after the warm-up."""
     momentum: float = 0.9
@@ -178,8 +174,24 @@ class TrainingOptions(Options):
 
 
 @dataclass(frozen=True)
-class EvaluationOptions(Options):
-    """How accuracy is measured after every task."""
+class EmbeddingOptions(Options):
+    """Methods that learn from embeddings."""
+
+    embedding: int = 128
+    """Dimensions of the unit-norm embedding."""
+
+
+@dataclass(frozen=True)
+class MixOptions(Options):
+    """Methods that mix what the memory holds with the task."""
+
+    replay_share: float | None = None
+    """Share of replayed samples in a batch [default: in proportion, memory to task]."""
+
+
+@dataclass(frozen=True)
+class ProbeOptions(Options):
+    """The linear probe that accuracy is measured by after every task."""
 
     probe_epochs: int = 100
     """Epochs of the linear probe."""
@@ -189,13 +201,23 @@ class EvaluationOptions(Options):
     """Batch size of the linear probe."""
     paper_probe_learning_rate: float | None = None
     """Learning rate of a second probe, the head linear_paper [default: no such probe]."""
+
+
+@dataclass(frozen=True)
+class MeansOptions(Options):
+    """The class means that accuracy is measured by after every task."""
+
     mean_passes: int = 10
     """Augmented passes over the visible samples from which class means are taken."""
 
 
 @dataclass(frozen=True)
+class EvaluationOptions(ProbeOptions, MeansOptions):
+    """All settings of classifiers that are fitted after every task."""
+
+
+@dataclass(frozen=True)
 class Config(
-    EvaluationOptions,
     TrainingOptions,
     AugmentationOptions,
     NetworkOptions,
@@ -210,8 +232,9 @@ class Config(
 
     def after_first_task(self) -> set[str]:
         """Settings that change nothing before the first task has been trained."""
-        names = {"memory", "replay_share"}
-        names |= {field.name for field in dataclasses.fields(EvaluationOptions)}
+        names = {"memory"}
+        for kind in (MixOptions, EvaluationOptions):
+            names |= {field.name for field in dataclasses.fields(kind)}
         if isinstance(self, StreamReplayOptions):
             names.remove("memory")  # which is filled and replayed from the first step on
         return names | {"epochs"} if self.first_epochs else names
@@ -242,7 +265,7 @@ class CCLISOptions(Options):
 
 
 @dataclass(frozen=True)
-class CCLISConfig(CCLISOptions, Config):
+class CCLISConfig(CCLISOptions, EmbeddingOptions, MixOptions, EvaluationOptions, Config):
     """Settings of `cclis`."""
 
     def after_first_task(self) -> set[str]:
@@ -267,7 +290,7 @@ class Co2LOptions(Options):
 
 
 @dataclass(frozen=True)
-class Co2LConfig(Co2LOptions, Config):
+class Co2LConfig(Co2LOptions, EmbeddingOptions, MixOptions, EvaluationOptions, Config):
     """Settings of `co2l`."""
 
     method: str = "co2l"
@@ -304,7 +327,7 @@ class ERConfig(StreamReplayOptions, ClassifierConfig):
 
 
 @dataclass(frozen=True)
-class ICaRLConfig(ClassifierConfig):
+class ICaRLConfig(MixOptions, MeansOptions, ClassifierConfig):
     """Settings of `icarl`."""
 
     method: str = "icarl"
@@ -385,7 +408,7 @@ class GCRConfig(GCROptions, DERPPConfig):
 
 
 @dataclass(frozen=True)
-class FinetuneConfig(Config):
+class FinetuneConfig(EvaluationOptions, Config):
     """Settings of `finetune`: cross-entropy on one task after another, nothing kept."""
 
     method: str = "finetune"

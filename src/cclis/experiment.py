@@ -17,7 +17,7 @@ import torch
 
 import cclis
 from cclis.checkpoints import State
-from cclis.config import Config, EvaluationOptions, make_config
+from cclis.config import Config, Options, make_config
 from cclis.data.benchmarks import Benchmark, Task, load_benchmark
 from cclis.data.images import ImageSet
 from cclis.engine.compiling import seconds_compiling
@@ -436,7 +436,7 @@ def reevaluate(
     *,
     data: str | None = None,
     device: str | None = None,
-    options: EvaluationOptions | None = None,
+    options: Options | None = None,
     progress: Progress = QUIET,
 ) -> dict[str, Any]:
     """Evaluate the checkpoints of a run again; with the same options, the same numbers.

@@ -19,7 +19,7 @@ from cclis.engine.device import out_of_memory
 from cclis.engine.trainer import Position, Trainer
 from cclis.errors import InputError
 from cclis.files import read_tensors, write_tensors
-from tests.conftest import QUICK
+from tests.conftest import QUICK, quick
 
 SHAPE = (8, 8, 1)
 
@@ -414,8 +414,7 @@ def test_a_task_begun_is_not_another_one() -> None:
 
 @pytest.mark.parametrize("method", ["er", "der", "derpp", "gcr", "gem", "gss", "icarl", "co2l"])
 def test_a_full_gpu_says_what_would_fit_with_every_method(monkeypatch, method: str) -> None:
-    quick = {k: v for k, v in QUICK.items() if k != "score_passes"}
-    trainer = Trainer(make_config(method, {**quick, "memory": 20, "padding": 1}), SHAPE, 4)
+    trainer = Trainer(make_config(method, {**quick(method), "memory": 20, "padding": 1}), SHAPE, 4)
     learn(trainer, range(1))
 
     def full(batch: Any) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from cclis.config import make_config
 from cclis.engine.trainer import Trainer
 from cclis.evaluation.accuracy import evaluate
 from cclis.evaluation.analysis import analyse, confusion, evenly
-from tests.conftest import QUICK
+from tests.conftest import quick
 
 
 def test_confusions_against_a_loop() -> None:
@@ -37,7 +37,7 @@ def test_all_classes_alike(count: int) -> None:
 @pytest.mark.parametrize("method", ["cclis", "er", "joint"])
 def test_what_is_kept_of_the_last_evaluation(method: str) -> None:
     memory = 0 if method == "joint" else 20
-    config = make_config(method, {**_known(method), "memory": memory})
+    config = make_config(method, {**quick(method), "memory": memory})
     digits = load_benchmark("split-digits")
     trainer = Trainer(config, digits.image_shape, digits.classes)
     task = digits[0]
@@ -62,8 +62,3 @@ def test_what_is_kept_of_the_last_evaluation(method: str) -> None:
         assert len(kept["memory.embeddings"]) == len(kept["memory.labels"]) == len(trainer.memory)
     none = analyse(found, trainer.memory, trainer.inference, 2, 0)
     assert not [name for name in none if name.startswith("test.") or "embeddings" in name]
-
-
-def _known(method: str) -> dict[str, object]:
-    own = {} if method == "cclis" else {"score_passes": None}
-    return {k: v for k, v in QUICK.items() if k not in own}

@@ -10,7 +10,7 @@ from cclis.engine.trainer import Trainer
 from cclis.losses import ird, supcon
 from cclis.methods import Batch, Co2L, Visible
 from cclis.methods.co2l import BASE_TEMPERATURE
-from tests.conftest import QUICK
+from tests.conftest import quick
 
 
 def make(distill_weight: float = 0.7) -> Co2L:
@@ -62,8 +62,7 @@ def test_without_weight_the_contrast_stands_alone() -> None:
 
 
 def test_every_image_is_seen_twice_and_otherwise_each_time(monkeypatch) -> None:
-    quick = {k: v for k, v in QUICK.items() if k != "score_passes"}
-    trainer = Trainer(make_config("co2l", {**quick, "memory": 20}), (8, 8, 1), 4)
+    trainer = Trainer(make_config("co2l", {**quick("co2l"), "memory": 20}), (8, 8, 1), 4)
     digits = load_benchmark("split-digits", limit=40)
     seen: list[Batch] = []
     losses = trainer._step._losses

@@ -16,7 +16,7 @@ from cclis.engine.trainer import Trainer
 from cclis.memory import Memory
 from cclis.methods import METHODS, Batch, Visible
 from cclis.nn.network import Representation
-from tests.conftest import QUICK
+from tests.conftest import quick
 
 SHAPE = (8, 8, 1)
 
@@ -29,8 +29,9 @@ def method(name: str, **settings: Any) -> Any:
 
 
 def trainer(name: str, **settings: Any) -> Trainer:
-    quick = {k: v for k, v in QUICK.items() if k != "score_passes"}
-    config = make_config(name, {**quick, "memory": 20, "padding": 1, "batch_size": 16, **settings})
+    config = make_config(
+        name, {**quick(name), "memory": 20, "padding": 1, "batch_size": 16, **settings}
+    )
     return Trainer(config, SHAPE, 10)
 
 

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -12,7 +10,7 @@ from cclis.engine.trainer import Trainer
 from cclis.exemplars import herding
 from cclis.methods import Batch, ICaRL, Visible
 from cclis.nn.network import Representation
-from tests.conftest import QUICK
+from tests.conftest import quick
 
 
 def make() -> ICaRL:
@@ -57,8 +55,9 @@ def test_old_exemplars_are_cut_from_the_end_and_new_ones_herded() -> None:
 
 
 def test_it_is_judged_by_the_exemplars_alone() -> None:
-    quick: dict[str, Any] = {k: v for k, v in QUICK.items() if k != "score_passes"}
-    trainer = Trainer(make_config("icarl", {**quick, "memory": 20, "padding": 1}), (8, 8, 1), 4)
+    trainer = Trainer(
+        make_config("icarl", {**quick("icarl"), "memory": 20, "padding": 1}), (8, 8, 1), 4
+    )
     digits = load_benchmark("split-digits", limit=40)
     for index in range(2):
         learned = trainer.learn(digits[index].train, 2)

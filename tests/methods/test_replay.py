@@ -13,7 +13,7 @@ from cclis import load_benchmark
 from cclis.config import CONFIGS, make_config
 from cclis.engine.trainer import Trainer
 from cclis.methods import METHODS, Batch
-from tests.conftest import QUICK, state_after
+from tests.conftest import quick, state_after
 
 SHAPE = (8, 8, 1)
 
@@ -77,8 +77,9 @@ def test_an_empty_memory_costs_nothing(name: str) -> None:
 
 
 def trainer(name: str, **settings: Any) -> Trainer:
-    quick = {k: v for k, v in QUICK.items() if k != "score_passes"}
-    config = make_config(name, {**quick, "memory": 20, "padding": 1, "batch_size": 16, **settings})
+    config = make_config(
+        name, {**quick(name), "memory": 20, "padding": 1, "batch_size": 16, **settings}
+    )
     return Trainer(config, SHAPE, 10)
 
 

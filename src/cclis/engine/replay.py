@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cclis.config import Config, StreamReplayOptions
+from cclis.config import Config, MixOptions, StreamReplayOptions
 from cclis.data.augment import draw_chances
 from cclis.data.batches import Mix, draw_beside, epoch, mix, mix_beside
 from cclis.data.images import ImageSet
@@ -68,7 +68,8 @@ class Replay:
             of_tasks = self._tasks.bincount(minlength=len(task_sizes)).tolist()
             return how, (how.task, *(size for size in of_tasks if size))
         if not method.replays:
-            return mix(samples, len(self._memory), config.batch_size, config.replay_share), ()
+            share = config.replay_share if isinstance(config, MixOptions) else None
+            return mix(samples, len(self._memory), config.batch_size, share), ()
         assert isinstance(config, StreamReplayOptions)
         # Beside the memory, its share of a reservoir; the rest are candidates to be kept.
         share = len(task_sizes) + 1 if self._memory.reservoir else 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cclis.config import EvaluationOptions
+from cclis.config import Options
 from cclis.data.images import ImageSet
 from cclis.engine.inference import Inference
 from cclis.evaluation.heads import HEADS, View, heads_for
@@ -72,7 +72,7 @@ def evaluate(
     visible: ImageSet,
     tests: Sequence[ImageSet],
     task_sizes: Sequence[int],
-    options: EvaluationOptions,
+    options: Options,
     seed: int,
     progress: Progress = QUIET,
 ) -> Evaluation:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cclis.config import EvaluationOptions
+from cclis.config import MeansOptions, Options, ProbeOptions
 from cclis.data.images import ImageSet
 from cclis.engine.device import generator
 from cclis.engine.inference import Inference
@@ -71,14 +71,14 @@ class View:
         inference: The frozen network.
         visible: The memory as it was while the task was learned, and the task.
         classes: How many classes have been seen.
-        options: Settings of the evaluation.
+        options: Settings of the evaluation, of the kinds that the heads need.
         seed: All chance comes from it and from the number of classes.
     """
 
     inference: Inference
     visible: ImageSet
     classes: int
-    options: EvaluationOptions
+    options: Options
     seed: int
 
     def chance(self, purpose: str) -> torch.Generator:
@@ -88,6 +88,7 @@ class View:
     @cached_property
     def moments(self) -> Moments:
         """How the classes lie, over augmented passes."""
+        assert isinstance(self.options, MeansOptions)
         chance, labels, passes = self.chance("means"), self.visible.labels, self.options.mean_passes
         counts = labels.bincount(minlength=self.classes)
         share = (1 / (passes * counts[labels].double()))[:, None]
@@ -120,6 +121,7 @@ class View:
         Probes of several learning rates start alike and see the same features.
         """
         options, chance, visible = self.options, self.chance("linear"), self.visible
+        assert isinstance(options, ProbeOptions)
         rates = {"linear": options.probe_learning_rate}
         if options.paper_probe_learning_rate is not None:
             rates["linear_paper"] = options.paper_probe_learning_rate
@@ -224,9 +226,11 @@ HEADS: dict[str, Callable[[View], Head]] = {
 }
 
 
-def heads_for(own: tuple[str, ...], options: EvaluationOptions) -> tuple[str, ...]:
+def heads_for(own: tuple[str, ...], options: Options) -> tuple[str, ...]:
     """A method's heads, and the second probe where its learning rate is given."""
-    if options.paper_probe_learning_rate is None or "linear" not in own:
+    if not isinstance(options, ProbeOptions) or options.paper_probe_learning_rate is None:
+        return own
+    if "linear" not in own:
         return own
     place = own.index("linear") + 1
     return (*own[:place], "linear_paper", *own[place:])
