@@ -233,13 +233,15 @@ def _tune(options: Namespace, flags: set[str]) -> None:
     path = Path(str(files[-1])) if files else recipe_path(found) if found else None
     recipe = read_yaml(path) if path is not None else {}
 
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from cclis.tune import short, tune
 
     trials = tune(config, how, recipe=recipe, fixed=flags, progress=Progress())
     tried = list(trials[0].settings)
-    table = Table("Class-IL", "±", *tried, title="The best on the validation split")
+    # Long names are folded rather than cut: they are what one wants to know.
+    columns = [Column(name, overflow="fold") for name in tried]
+    table = Table("Class-IL", "±", *columns, title="The best on the validation split")
     for trial in trials[:10]:
         if trial.accuracy is not None:
             spread = "" if trial.deviation is None else f"{trial.deviation:.2f}"
