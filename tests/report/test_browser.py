@@ -129,6 +129,19 @@ def test_toggles_choose_what_is_shown(window: Window, run: Run) -> None:
     )
 
 
+def test_a_figure_can_be_saved_for_a_paper(window: Window, run: Run) -> None:
+    page = window.open(run.path / "report.html")
+    page.hover("#confusion")
+    buttons = page.locator("#confusion .modebar-btn")
+    offered = [buttons.nth(n).get_attribute("data-title") for n in range(buttons.count())]
+    assert "Zoom" in offered
+    assert not any("Share" in (title or "") for title in offered)
+    with page.expect_download() as saved:
+        page.locator('#confusion [data-title*="ownload"]').click()
+    assert saved.value.suggested_filename == "confusion.svg"
+    assert "<svg" in Path(saved.value.path()).read_text()
+
+
 def test_pointing_at_a_sample_shows_its_image(window: Window, run: Run) -> None:
     page = window.open(run.path / "report.html")
     assert page.locator("#picture").is_hidden()

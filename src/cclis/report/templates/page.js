@@ -53,7 +53,16 @@ function draw(name) {
     legend: figure.tall && !narrow ? {} : { orientation: "h", y: 1.02, yanchor: "bottom" },
     showlegend: traces.length > 1,
     colorway: ["#0b7285", "#e8590c", "#7048e8", "#2b8a3e", "#d6336c", "#1c7ed6", "#b08900", "#868e96", "#12b886", "#f03e3e"],
-  }, { responsive: true, displaylogo: false, displayModeBar: narrow ? false : undefined });
+  }, {
+    responsive: true,
+    displaylogo: false,
+    displayModeBar: narrow ? false : "hover",
+    // Nothing of a report goes anywhere.
+    showSendToCloud: false,
+    plotlyServerURL: "",
+    // The camera in a figure's corner saves it as it is now, for a paper.
+    toImageButtonOptions: { format: "svg", filename: name },
+  });
 }
 
 // One panel after another, so that the page can be read from the start.
