@@ -3,7 +3,7 @@
     python -m cclis.report.results results README.md docs/results.md
 
 replaces what stands between `<!-- NAME -->` and `<!-- /NAME -->` in each file, for the tables
-`results`, `summary`, `variations`, `sorted`, `order`, `heads`, `speed` and `reliability`.
+`results`, `summary`, `variations`, `sorted`, `order`, `alone`, `heads`, `speed` and `reliability`.
 """
 
 from __future__ import annotations
@@ -83,6 +83,20 @@ def variations_table(results: Sequence[Result]) -> str:
                 cells = [_published(published.get(s, {}).get(key)) for s, key in COLUMNS]
                 lines.append(f"{start} *the paper* | {' | '.join(cells)} | |")
             lines += [f"{start} {row}" for row in _by_head(runs)]
+    return "\n".join(lines) + "\n"
+
+
+def alone_table(results: Sequence[Result]) -> str:
+    """How long whole runs took that had a machine for themselves, as their notes say."""
+    lines = [
+        "| benchmark | memory | method | seed | in all | training | of it compiling | device |",
+        "|---" * 8 + "|",
+    ]
+    for run in results:
+        if run.get("note", "").startswith("Alone"):
+            seconds = [f"{run['seconds'][kind]:.1f} s" for kind in ("total", "train", "compile")]
+            row = [*(str(run[k]) for k in ("benchmark", "memory", "method", "seed")), *seconds]
+            lines.append(f"| {' | '.join([*row, run['device']])} |")
     return "\n".join(lines) + "\n"
 
 
@@ -194,6 +208,7 @@ def tables(folder: Path) -> dict[str, str]:
         "results": results_table(results),
         "summary": summary_table(results),
         "variations": variations_table(results),
+        "alone": alone_table(results),
         "order": order_table(read_results(folder / "class-order")),
         "sorted": results_table(read_results(folder / "sorted-classes")),
         "heads": heads_table(read_results(folder / "heads")),
