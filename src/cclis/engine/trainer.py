@@ -154,8 +154,7 @@ class Trainer:
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise
-                # Frames of the failed step hold on to what filled the memory.
-                traceback.clear_frames(error.__traceback__)
+                _let_go(error)
                 raise InputError(self._too_large(len(task))) from None
 
     @contextmanager
@@ -374,7 +373,7 @@ class Trainer:
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
-            traceback.clear_frames(error.__traceback__)
+            _let_go(error)
             self._optimizer.zero_grad()
             return False
         return True
@@ -468,6 +467,13 @@ class Trainer:
             seen = sum(self.task_sizes)
             self.method.count(seen, seen + position["classes"])
             self.method.load(under("method.", here))
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Frames of the failed step, and of what failed before it, hold what filled the memory."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
 
 
 def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
