@@ -63,6 +63,9 @@ class Parser(ArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise what is wrong as an InputError."""
         message = re.sub(r'Parser key "([\w.]+)"[\w ]*:', r"--\1:", " ".join(message.split()))
+        message = re.sub(
+            r"arguments are required: \w+\.(\w+)", r"argument is required: \1", message
+        )
         message = re.sub(r"<class '(\w+)'>", r"\1", message)
         message = re.sub(r"typing\.Literal\[(.*?)\]", r"one of \1", message)
         message = re.sub(
@@ -70,13 +73,17 @@ class Parser(ArgumentParser):
             r"Expected one of \1. Got value:",
             message,
         ).replace("Expected a ", "Expected ")
-        unknown_flag = re.search(r"unrecognized arguments: --(\w+)|option '(\w+)'", message)
+        unknown_flag = re.search(r"unrecognized arguments: --([\w-]+)|option '(\w+)'", message)
         if unknown_flag is not None:
             name = unknown_flag[1] or unknown_flag[2]
             methods = [m for m, kind in CONFIGS.items() if name in _names(kind)]
             known = set().union(*map(_names, CONFIGS.values()))
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-            if methods:
+            if "-" in name:
+                message += f". Did you mean --{name.replace('-', '_')}?"
+            elif len(methods) == len(CONFIGS):
+                message += ", a setting of train and tune"
+            elif methods:
                 message += f", a setting of {' and '.join(methods)} alone"
             elif near:
                 message += f". Did you mean {near[0]}?"

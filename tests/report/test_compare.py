@@ -151,6 +151,19 @@ def test_the_papers_number_stands_beside_its_own_head_and_settings_alone() -> No
     assert entries([{**RESULTS[0], "method": "mine"}])[0].name == "mine"
 
 
+def test_programs_can_read_the_numbers() -> None:
+    found = comparison(RESULTS)["comparison.csv"].decode()
+    rows = list(csv.DictReader(found.splitlines()))
+    assert len(rows) == 6
+    linear = rows[0]
+    assert (linear["method"], linear["head"], linear["runs"]) == ("cclis", "linear", "3")
+    assert float(linear["class_il_accuracy"]) == pytest.approx(76)
+    assert float(linear["class_il_accuracy_deviation"]) == pytest.approx(1)
+    assert float(linear["class_il_accuracy_paper"]) == 74.95
+    assert rows[1]["class_il_accuracy_paper"] == ""  # by another head than the paper's
+    assert rows[2]["class_il_accuracy_deviation"] == ""  # of a single run
+
+
 def test_pictures_have_names_of_their_own() -> None:
     names = ("a b", "a-b", "../../etc/passwd", "x" * 300, "…")
     streams = [{**RESULTS[0], "benchmark": name} for name in names]

@@ -147,10 +147,7 @@ def accuracy_table(found: Sequence[Entry]) -> Table:
     """A row for every entry and head, under `COLUMNS`."""
     rows = []
     for entry in found:
-        # A result that does not say how it came about is no row of the paper.
-        known = all("config" in run for run in entry.runs)
-        row = (entry.benchmark, entry.memory, entry.method, entry.changed)
-        published = paper_row(*row) if known else {}
+        published = _published(entry)
         for head in entry.heads:
             numbers = {
                 (scenario, key): [run[scenario][head][key] for run in entry.runs]
@@ -176,6 +173,30 @@ def accuracy_table(found: Sequence[Entry]) -> Table:
                 ]
             )
     return rows
+
+
+def numbers_table(found: Sequence[Entry]) -> tuple[list[str], Table]:
+    """The same for programs: a header, and rows in which means, deviations and the paper's numbers
+    stand apart."""
+    scores = [(s, key) for s in ("class_il", "task_il") for key in ("accuracy", "forgetting")]
+    header = ["benchmark", "memory", "method", "changed", "head", "runs"]
+    for scenario, key in scores:
+        header += [f"{scenario}_{key}{part}" for part in ("", "_deviation", "_paper")]
+    rows = []
+    for entry in found:
+        published = _published(entry)
+        for head in entry.heads:
+            row = [entry.benchmark, entry.memory, entry.method, entry.changed, head]
+            numbers: list[object] = [*row, len(entry.runs)]
+            for scenario, key in scores:
+                values = [run[scenario][head][key] for run in entry.runs]
+                same = head == compared_head(entry.runs[0])
+                paper = published.get(scenario, {}).get(key) if same else None
+                numbers.append(statistics.mean(values))
+                numbers.append(statistics.stdev(values) if len(values) > 1 else "")
+                numbers.append("" if paper is None else paper[0])
+            rows.append([str(number) for number in numbers])
+    return header, rows
 
 
 def paired_table(found: Sequence[Entry]) -> Table:
@@ -212,7 +233,7 @@ def comparison(results: Sequence[Result]) -> dict[str, bytes]:
     files = {
         "comparison.html": comparison_page(found).encode(),
         "comparison.md": markdown(COLUMNS, rows).encode(),
-        "comparison.csv": comma_separated(COLUMNS, rows).encode(),
+        "comparison.csv": comma_separated(*numbers_table(found)).encode(),
         "comparison.tex": latex(COLUMNS, rows).encode(),
     }
     for stream, together in groups(found).items():
@@ -301,6 +322,13 @@ def curves(together: Sequence[Entry]) -> Figure:
         means, deviations = zip(*entry.curve, strict=True)
         lines.append(Line(entry.name, range(1, len(means) + 1), means, deviations, number))
     return line_figure(lines, "after task", "Class-IL accuracy in %")
+
+
+def _published(entry: Entry) -> dict[str, Any]:
+    """The paper's numbers; a result that does not say how it came about is no row of it."""
+    if not all("config" in run for run in entry.runs):
+        return {}
+    return paper_row(entry.benchmark, entry.memory, entry.method, entry.changed)
 
 
 def _by_seed(entry: Entry) -> dict[int, float]:
