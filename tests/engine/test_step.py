@@ -92,14 +92,21 @@ def make(method: str = "cclis", **settings: Any) -> Trainer:
 
 
 @needs_gpu
-@pytest.mark.parametrize("method", ["cclis", "co2l", "er", "derpp", "gem", "gss", "gcr", "icarl"])
+@pytest.mark.parametrize(
+    ("method", "precision"),
+    [
+        *((m, "fp32") for m in ("cclis", "co2l", "er", "derpp", "gem", "gss", "gcr", "icarl")),
+        *((m, "bf16") for m in ("cclis", "gss")),
+    ],
+)
 def test_the_recorded_step_learns_what_the_unrecorded_one_does(
-    method: str, monkeypatch: Any
+    method: str, precision: str, monkeypatch: Any
 ) -> None:
+    how = {"method": method, "precision": precision, "compile": True, "deterministic": True}
     # 16 steps a task, 13 of them replayed.
-    fast, fast_losses = after_tasks(method=method, compile=True, deterministic=True)
+    fast, fast_losses = after_tasks(**how)
     monkeypatch.setattr("cclis.engine.recording.WARMUP", 10**9)
-    slow, slow_losses = after_tasks(method=method, compile=True, deterministic=True)
+    slow, slow_losses = after_tasks(**how)
     # The same kernels, recorded or not: weights, momentum, batch statistics, generators, memory.
     assert fast_losses == slow_losses
     assert fast.keys() == slow.keys()
