@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from throughput import median_seconds
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
@@ -53,23 +52,6 @@ def _under(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
     return {f"network.{name}": value for name, value in parameters.items()}
 
 
-def seconds(work: Callable[[], Tensor], repeats: int = 3) -> float:
-    work()
-    times = []
-    for _ in range(repeats):
-        synchronise()
-        started = time.perf_counter()
-        work()
-        synchronise()
-        times.append(time.perf_counter() - started)
-    return min(times)
-
-
-def synchronise() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--width", type=int, default=64)
@@ -96,7 +78,7 @@ def main() -> None:
         return by_vmap(network, images, labels, first)
 
     apart = float((ours() - theirs()).abs().max())
-    mine, other = seconds(ours), seconds(theirs)
+    mine, other = median_seconds(ours, 3), median_seconds(theirs, 3)
     found = {"seconds": mine, "vmap_seconds": other, "ratio": other / mine, "apart": apart}
     print(json.dumps(found))
 

@@ -67,7 +67,7 @@ GRIDS: dict[str, Space] = {
         "teacher_temperature": [0.1, 0.5, 1.0],
         "student_temperature": [0.1, 0.2],
     },
-    # Around what is published for each.
+    # Around the values of the recipes.
     "co2l": {
         "learning_rate": [0.1, 0.5, 1.0],
         "batch_size": [256, 512],

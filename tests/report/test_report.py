@@ -130,6 +130,20 @@ def test_the_memory_is_shown_the_largest_proposal_first(
     assert re.findall(r'title="g ([\d.]+)"', first) == ["0.9", "0.1", "0.5", "0.2", "0.3"]
 
 
+def test_the_map_and_the_memory_count_their_images_alike(
+    result: dict[str, Any], analysis: dict[str, torch.Tensor]
+) -> None:
+    text = render(result, analysis=analysis)
+    kept = next(t for t in Page(text).figures["map"][0]["data"] if t["meta"] == "memory")
+    said = [name.split(",")[0].strip("\u200b") for name in kept["text"]]
+    # Samples 3 and 0 are of the first class, 4 and 1 of the second, 2 of the third, by proposal.
+    assert kept["customdata"] == list(range(5))
+    assert [name.startswith("&lt;") for name in said] == [True, True, False, False, False]
+    assert said[2:] == ["cat", "cat", "dog &amp; co"]
+    order = torch.tensor([3, 0, 4, 1, 2])
+    assert sheet(analysis["memory.images"][order]).address in text
+
+
 def test_names_are_shown_as_text(
     result: dict[str, Any], records: list[dict[str, Any]], analysis: dict[str, torch.Tensor]
 ) -> None:

@@ -17,6 +17,7 @@ from cclis.files import read_json
 from cclis.report import figures
 from cclis.report.drawing import Line, line_figure, picture
 from cclis.report.page import environment
+from cclis.report.results import COLUMNS as SCORES
 from cclis.report.results import Result, compared_head, paper_row, spread, variation
 
 COLUMNS = (
@@ -151,8 +152,7 @@ def accuracy_table(found: Sequence[Entry]) -> Table:
         for head in entry.heads:
             numbers = {
                 (scenario, key): [run[scenario][head][key] for run in entry.runs]
-                for scenario in ("class_il", "task_il")
-                for key in ("accuracy", "forgetting")
+                for scenario, key in SCORES
             }
             # The paper's numbers are by one head alone.
             same = head == compared_head(entry.runs[0])
@@ -178,9 +178,8 @@ def accuracy_table(found: Sequence[Entry]) -> Table:
 def numbers_table(found: Sequence[Entry]) -> tuple[list[str], Table]:
     """The same for programs: a header, and rows in which means, deviations and the paper's numbers
     stand apart."""
-    scores = [(s, key) for s in ("class_il", "task_il") for key in ("accuracy", "forgetting")]
     header = ["benchmark", "memory", "method", "changed", "head", "runs"]
-    for scenario, key in scores:
+    for scenario, key in SCORES:
         header += [f"{scenario}_{key}{part}" for part in ("", "_deviation", "_paper")]
     rows = []
     for entry in found:
@@ -188,7 +187,7 @@ def numbers_table(found: Sequence[Entry]) -> tuple[list[str], Table]:
         for head in entry.heads:
             row = [entry.benchmark, entry.memory, entry.method, entry.changed, head]
             numbers: list[object] = [*row, len(entry.runs)]
-            for scenario, key in scores:
+            for scenario, key in SCORES:
                 values = [run[scenario][head][key] for run in entry.runs]
                 same = head == compared_head(entry.runs[0])
                 paper = published.get(scenario, {}).get(key) if same else None

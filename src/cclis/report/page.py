@@ -44,7 +44,7 @@ def render(
         records: As in metrics.jsonl.
         analysis: As in analysis.safetensors.
     """
-    analysis = analysis or {}
+    analysis, memory = _memory(result, analysis or {})
     at_once = result["method"] == "joint"
     panels = {
         "matrix": figures.accuracy_matrices(result),
@@ -55,15 +55,18 @@ def render(
         "importance": figures.importance(result, records),
         "map": figures.embedding_map(result, analysis),
     }
-    shown, memory = _memory(result, analysis)
-    images = {"test": analysis.get("test.images"), "memory": shown}
-    sheets = {kind: sheet(some) for kind, some in images.items() if some is not None and len(some)}
+    sheets = {
+        kind: sheet(analysis[f"{kind}.images"])
+        for kind in ("test", "memory")
+        if len(analysis.get(f"{kind}.images", ()))
+    }
     return (
         environment()
         .get_template("page.html")
         .render(
             result=result,
             scenarios=SCENARIOS,
+            short=figures.SCENARIOS.values(),
             main=main_head(result),
             paper=_paper(result),
             compared=compared_head(result),
@@ -107,11 +110,13 @@ class Kept:
     more: int
 
 
-def _memory(result: Result, analysis: Mapping[str, Tensor]) -> tuple[Tensor | None, list[Kept]]:
-    """The images that are shown, class by class the largest proposal first, and what they are."""
-    images = analysis.get("memory.images")
-    if images is None or not len(images):
-        return None, []
+def _memory(
+    result: Result, analysis: Mapping[str, Tensor]
+) -> tuple[Mapping[str, Tensor], list[Kept]]:
+    """The analysis with those of the memory's samples that are shown, class by class the largest
+    proposal first, and what they are."""
+    if not len(analysis.get("memory.images", ())):
+        return analysis, []
     labels, proposal = analysis["memory.labels"], analysis["memory.proposal"]
     classes = labels.unique().tolist()  # type: ignore[no-untyped-call]
     most = max(1, MOST_SHOWN // len(classes))
@@ -124,7 +129,9 @@ def _memory(result: Result, analysis: Mapping[str, Tensor]) -> tuple[Tensor | No
         kept.append(Kept(name, first, proposal[some].tolist(), len(rows) - len(some)))
         chosen.append(some)
         first += len(some)
-    return images[torch.cat(chosen)], kept
+    order = torch.cat(chosen)
+    shown = {k: v[order] if k.startswith("memory.") else v for k, v in analysis.items()}
+    return shown, kept
 
 
 def _differ(proposal: Tensor | None) -> bool:

@@ -87,13 +87,13 @@ def variations_table(results: Sequence[Result]) -> str:
 
 
 def alone_table(results: Sequence[Result]) -> str:
-    """How long whole runs took that had a machine for themselves, as their notes say."""
+    """How long whole runs took that had a machine for themselves."""
     lines = [
         "| benchmark | memory | method | seed | in all | training | of it compiling | device |",
         "|---" * 8 + "|",
     ]
     for run in results:
-        if run.get("note", "").startswith("Alone"):
+        if run.get("alone"):
             seconds = [f"{run['seconds'][kind]:.1f} s" for kind in ("total", "train", "compile")]
             row = [*(str(run[k]) for k in ("benchmark", "memory", "method", "seed")), *seconds]
             lines.append(f"| {' | '.join([*row, run['device']])} |")
