@@ -27,6 +27,7 @@ from cclis.evaluation.heads import (
     fit_prototype,
     heads_for,
 )
+from cclis.methods import METHODS
 from cclis.nn.conv import ConvEncoder
 from cclis.nn.network import ClassifierNetwork, Network, PrototypeNetwork, Representation
 
@@ -308,7 +309,10 @@ def test_probes_of_two_learning_rates_are_what_each_is_alone():
         expected = fit_linear(look(inference, visible, 4, alone))
         assert torch.allclose(head(found).weight, expected.weight, atol=1e-6)
     assert not torch.allclose(fit_linear(found).weight, fit_linear_paper(found).weight)
-    assert heads_for(("linear", "means"), both) == ("linear", "linear_paper", "means")
+    assert heads_for(("linear", "means"), both) == ("linear_paper", "linear", "means")
+    # The method's own head stays last, whatever else is asked for.
+    for method in METHODS.values():
+        assert heads_for(method.heads, both)[-1] == method.heads[-1]
     assert heads_for(("linear", "means"), QUICK) == ("linear", "means")
 
 

@@ -227,10 +227,13 @@ HEADS: dict[str, Callable[[View], Head]] = {
 
 
 def heads_for(own: tuple[str, ...], options: Options) -> tuple[str, ...]:
-    """A method's heads, and the second probe where its learning rate is given."""
+    """A method's heads, and the second probe where its learning rate is given.
+
+    It comes before the first, so that the last head is the method's own whatever is asked for.
+    """
     if not isinstance(options, ProbeOptions) or options.paper_probe_learning_rate is None:
         return own
     if "linear" not in own:
         return own
-    place = own.index("linear") + 1
+    place = own.index("linear")
     return (*own[:place], "linear_paper", *own[place:])
