@@ -43,6 +43,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
     monkeypatch.setattr(recording, "_side_stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", make)
+    monkeypatch.setattr(recording, "_room_for_what_was_borrowed", lambda: True)
 
     @contextlib.contextmanager
     def capture(graph: Graph) -> Iterator[None]:
@@ -91,6 +92,38 @@ def test_calls_are_ordinary_then_recorded_once_then_replayed(graphs: list[Graph]
     recorded.forget()
     recorded({"x": torch.ones(2)})
     assert doubled.calls == WARMUP + 2
+
+
+def test_without_room_to_record_calls_stay_ordinary_until_forgotten(
+    graphs: list[Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = [False, True]
+    monkeypatch.setattr(recording, "_room_for_what_was_borrowed", lambda: room.pop(0))
+    recorded = Recording(doubled)
+    for number in range(8):
+        found = recorded({"x": torch.full((2,), float(number))})
+        assert found.tolist() == [2.0 * number] * 2
+    assert (doubled.calls, graphs) == (8, [])
+    recorded.forget()
+    for _ in range(WARMUP + 2):
+        recorded({"x": torch.ones(2)})
+    assert [graph.replays for graph in graphs] == [2]
+
+
+@pytest.mark.parametrize(("free", "fits"), [(1250, True), (1249, False)])
+def test_room_is_measured_by_what_was_borrowed(
+    monkeypatch: pytest.MonkeyPatch, free: int, fits: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 3000)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 2000)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+
+    def take(count: int, **_: Any) -> None:
+        if count > free:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch, "empty", take)
+    assert recording._room_for_what_was_borrowed() is fits
 
 
 def test_what_fails_while_it_is_recorded_is_tried_again(graphs: list[Graph]) -> None:

@@ -12,6 +12,8 @@ from torch import Tensor
 WARMUP = 3
 """Calls that start one kernel after another before the next is recorded: libraries choose kernels
 in them."""
+ROOM = 1.25
+"""How often what the warm-up borrowed must fit to be recorded: nothing can be moved meanwhile."""
 
 Tensors = dict[str, Tensor]
 Results = TypeVar("Results")
@@ -19,6 +21,8 @@ Results = TypeVar("Results")
 
 class Recording(Generic[Results]):
     """A function of tensors by name, replayed as a CUDA graph from its fourth call on.
+
+    Where the GPU's memory is too full to record, calls stay ordinary ones.
 
     Everything else that it reads and writes keeps its place in memory, and shapes do not change.
     Calls before the recording are ordinary ones, so nothing is done twice. Results are valid until
@@ -32,12 +36,16 @@ class Recording(Generic[Results]):
     def forget(self) -> None:
         """Record anew: what comes may compute something else."""
         self._calls = 0
+        self._records = True
         self._recorded: tuple[torch.cuda.CUDAGraph, Tensors, Results] | None = None
 
     def __call__(self, inputs: Tensors) -> Results:
         """Call the function, or replay it."""
         self._calls += 1
-        if self._calls <= WARMUP:
+        if self._calls == WARMUP + 1:
+            # Before, not when it has failed: torch keeps the memory of a recording that broke off.
+            self._records = _room_for_what_was_borrowed()
+        if self._calls <= WARMUP or not self._records:
             return self._aside(inputs)
         if self._recorded is None:
             places = {name: value.clone() for name, value in inputs.items()}
@@ -60,6 +68,21 @@ class Recording(Generic[Results]):
             results = self._function(inputs)
         current.wait_stream(aside)
         return results
+
+
+def _room_for_what_was_borrowed() -> bool:
+    """Whether the GPU has once more what ordinary calls took of its memory and gave back.
+
+    A recording has memory of its own: it uses no gaps between what is there to stay.
+    """
+    borrowed = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    torch.cuda.empty_cache()
+    try:
+        torch.empty(int(ROOM * borrowed), dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError:
+        return False
+    torch.cuda.empty_cache()
+    return True
 
 
 @cache

@@ -364,7 +364,8 @@ class Trainer:
             images = torch.zeros(rows, channels, height, width, device=device)
             proposal = torch.ones(rows, device=device)
             extras = self.method.blank_extras(sum(past))
-            with self.fabric.autocast():
+            # To compile every size takes minutes; what is not compiled needs rather more memory.
+            with torch.compiler.set_stance("force_eager"), self.fabric.autocast():
                 trial = Batch(images, labels, proposal, extras, (batch, *past))
                 self.method.before_step(trial)
                 terms = [*self.method.probes(trial), *self.method.losses(trial).values()]

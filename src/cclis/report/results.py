@@ -3,7 +3,8 @@
     python -m cclis.report.results results README.md docs/results.md
 
 replaces what stands between `<!-- NAME -->` and `<!-- /NAME -->` in each file, for the tables
-`results`, `summary`, `variations`, `sorted`, `order`, `alone`, `heads`, `speed` and `reliability`.
+`results`, `summary`, `variations`, `sorted`, `order`, `lambda`, `alone`, `heads`, `speed` and
+`reliability`.
 """
 
 from __future__ import annotations
@@ -100,11 +101,11 @@ def alone_table(results: Sequence[Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def order_table(found: Sequence[Result]) -> str:
-    """Accuracies of runs that differ in the order of the classes alone, which their notes name."""
+def differing_table(found: Sequence[Result]) -> str:
+    """Accuracies of runs that differ in one thing alone, which their notes name."""
     heads = list(found[0]["class_il"]) if found else []
     columns = [f"{title}, {head}" for title in ("Class-IL", "Task-IL") for head in heads]
-    lines = [f"| order | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for run in found:
         cells = [run[s][head]["accuracy"] for s in ("class_il", "task_il") for head in heads]
         lines.append(f"| {run['note']} | {' | '.join(f'{cell:.2f}' for cell in cells)} |")
@@ -209,7 +210,8 @@ def tables(folder: Path) -> dict[str, str]:
         "summary": summary_table(results),
         "variations": variations_table(results),
         "alone": alone_table(results),
-        "order": order_table(read_results(folder / "class-order")),
+        "order": differing_table(read_results(folder / "class-order")),
+        "lambda": differing_table(read_results(folder / "lambda")),
         "sorted": results_table(read_results(folder / "sorted-classes")),
         "heads": heads_table(read_results(folder / "heads")),
         "speed": speed_table(read_results(folder / "speed")),

@@ -191,11 +191,13 @@ SCALES: dict[str, Scale] = {
     "paper": Scale("The recipes as they are.", (0, 1, 2)),
     "short": Scale(
         "The recipes with fewer epochs: 50 of the first task and 20 of the others at most, 10 for "
-        "methods trained by cross-entropy. The paper's numbers beside it took up to 500 and 100.",
+        "methods trained by cross-entropy, 20 for probes. The paper's numbers beside it took up "
+        "to 500, 100, 100 and 100.",
         (0, 1, 2),
         first_epochs=50,
         epochs=20,
         classifier_epochs=10,
+        settings={"probe_epochs": 20},
     ),
     "smoke": Scale(
         "One epoch of a tiny network on 10 images of a class: this shows that everything runs, "
