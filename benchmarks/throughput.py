@@ -28,11 +28,11 @@ from torch import Tensor
 from cclis.config import make_config
 from cclis.data.augment import augment, draw_chances
 from cclis.data.images import ImageSet
-from cclis.engine.compiling import compiled, seconds_compiling
 from cclis.engine.device import device_name, peak_memory
 from cclis.engine.trainer import Trainer
 from cclis.experiment import versions
 from cclis.methods import Batch
+from cclis.nn.compiling import compiled, seconds_compiling
 from cclis.nn.network import PrototypeNetwork
 from cclis.nn.resnet import resnet18
 

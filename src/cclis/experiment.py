@@ -20,7 +20,6 @@ from cclis.checkpoints import State
 from cclis.config import Config, Options, make_config
 from cclis.data.benchmarks import Benchmark, Task, load_benchmark
 from cclis.data.images import ImageSet
-from cclis.engine.compiling import seconds_compiling
 from cclis.engine.device import (
     device_name,
     global_chance,
@@ -35,6 +34,7 @@ from cclis.evaluation.analysis import analyse
 from cclis.events import Events, require_tensorboard
 from cclis.files import write_atomically
 from cclis.interruption import Interrupted, Interruption
+from cclis.nn.compiling import seconds_compiling
 from cclis.progress import QUIET, Bar, Progress
 from cclis.report.page import render
 from cclis.runs import Run, summarise

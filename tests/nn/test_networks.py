@@ -117,7 +117,7 @@ def test_a_resnet_starts_as_torch_makes_it_or_scaled_by_its_fan_out():
         area = size[0] * size[1]
         # torch: uniform within 1 / sqrt(fan-in); He et al.: variance 2 / fan-out.
         assert float(one.weight.detach().abs().max()) <= (inner * area) ** -0.5
-        assert float(one.weight.var()) == pytest.approx(1 / (3 * inner * area), rel=0.2)
+        assert float(one.weight.detach().var()) == pytest.approx(1 / (3 * inner * area), rel=0.2)
         assert float(other.weight.var()) == pytest.approx(2 / (out * area), rel=0.2)
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from cclis.config import Config
 from cclis.data.augment import CHANCES, augment, draw_chances, to_float
-from cclis.engine.compiling import compiled, compiled_for_all, compiles
 from cclis.engine.feed import feed
 from cclis.engine.recording import Recording, Tensors
+from cclis.nn.compiling import compiled, compiled_for_all, compiles
 from cclis.nn.network import Network, Representation, evaluating
 
 BATCH = 512

@@ -9,10 +9,10 @@ from lightning_fabric import Fabric
 
 from cclis.config import Config
 from cclis.data.augment import augment
-from cclis.engine.compiling import compiled, compiled_for_all, compiles
 from cclis.engine.optimizer import Optimizer
 from cclis.engine.recording import Recording, Tensors
 from cclis.methods import Batch, Method
+from cclis.nn.compiling import compiled, compiled_for_all, compiles
 
 INPUTS = ("images", "labels", "proposal", "chances")
 NEVER = -1

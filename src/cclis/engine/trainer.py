@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from cclis.config import Config, make_config
 from cclis.data.images import ImageSet
-from cclis.engine.compiling import compiles
 from cclis.engine.device import (
     generator,
     make_fabric,
@@ -32,6 +31,7 @@ from cclis.engine.step import Step
 from cclis.errors import InputError, as_input_errors
 from cclis.memory import Memory
 from cclis.methods import METHODS, Batch, Visible
+from cclis.nn.compiling import compiles
 from cclis.nn.network import Representation, feature_dimension, make_encoder
 from cclis.progress import QUIET, Progress
 

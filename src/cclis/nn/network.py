@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from cclis.config import NetworkOptions
 from cclis.errors import InputError
+from cclis.nn.compiling import compiled
 from cclis.nn.conv import ConvEncoder
 from cclis.nn.resnet import RESNETS, scale_by_fan_out
 
@@ -98,7 +99,7 @@ def _encode_compiled() -> Callable[[nn.Module, Tensor], Tensor]:
 
     Made when first asked for: the compiler takes seconds to import.
     """
-    apart = torch.compile(_encode, dynamic=False)
+    apart = compiled(_encode, True)
 
     @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call, untyped-decorator]
     def encode(encoder: nn.Module, images: Tensor) -> Tensor:

@@ -3,8 +3,8 @@
     python -m cclis.report.results results README.md docs/results.md
 
 replaces what stands between `<!-- NAME -->` and `<!-- /NAME -->` in each file, for the tables
-`results`, `summary`, `variations`, `sorted`, `order`, `lambda`, `alone`, `heads`, `speed` and
-`reliability`.
+`results`, `summary`, `variations`, `sorted`, `order`, `lambda`, `alone`, `heads`, `speed`,
+`compiling` and `reliability`.
 """
 
 from __future__ import annotations
@@ -90,14 +90,14 @@ def variations_table(results: Sequence[Result]) -> str:
 def alone_table(results: Sequence[Result]) -> str:
     """How long whole runs took that had a machine for themselves."""
     lines = [
-        "| benchmark | memory | method | seed | in all | training | of it compiling | device |",
-        "|---" * 8 + "|",
+        "| benchmark | memory | method | seed | in all | training | of it compiling | device | |",
+        "|---" * 9 + "|",
     ]
     for run in results:
         if run.get("alone"):
             seconds = [f"{run['seconds'][kind]:.1f} s" for kind in ("total", "train", "compile")]
             row = [*(str(run[k]) for k in ("benchmark", "memory", "method", "seed")), *seconds]
-            lines.append(f"| {' | '.join([*row, run['device']])} |")
+            lines.append(f"| {' | '.join([*row, run['device'], run.get('note', '')])} |")
     return "\n".join(lines) + "\n"
 
 
@@ -163,6 +163,21 @@ def speed_table(found: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
+def compiling_table(found: Sequence[Result]) -> str:
+    """What trying several candidates for every pointwise kernel costs and gives."""
+    lines = [
+        "| pointwise kernels | first epoch over after | images/s then | device |",
+        "|---" * 4 + "|",
+    ]
+    for machine in found:
+        for way in machine["ways"]:
+            lines.append(
+                f"| {way['pointwise']} | {way['first_epoch_seconds']:.1f} s "
+                f"| {way['images_per_second']:,.0f} | {machine['device']} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
 def reliability_table(folder: Path) -> str:
     """What the last soak survived, and what checkpoints cost."""
     lines = ["| | |", "|---|---|"]
@@ -215,6 +230,7 @@ def tables(folder: Path) -> dict[str, str]:
         "sorted": results_table(read_results(folder / "sorted-classes")),
         "heads": heads_table(read_results(folder / "heads")),
         "speed": speed_table(read_results(folder / "speed")),
+        "compiling": compiling_table(read_results(folder / "compiling")),
         "reliability": reliability_table(folder),
     }
 

@@ -11,6 +11,9 @@ import torch
 
 from cclis.config import RunOptions
 
+OPTIONS: dict[str, Any] = {"triton.autotune_pointwise": False}
+"""Pointwise kernels as they come: to try several of each takes longer, and the step was no faster
+(benchmarks/compiling.py)."""
 RECOMPILES = 256
 """How many shapes one function may be compiled for in a process."""
 
@@ -27,7 +30,7 @@ def compiled(function: Function, yes: bool) -> Function:
     if not yes:
         return function
     _clock()
-    return cast(Function, torch.compile(function, dynamic=False))
+    return cast(Function, torch.compile(function, dynamic=False, options=OPTIONS))
 
 
 @cache
