@@ -118,7 +118,7 @@ def test_a_resnet_starts_as_torch_makes_it_or_scaled_by_its_fan_out():
         # torch: uniform within 1 / sqrt(fan-in); He et al.: variance 2 / fan-out.
         assert float(one.weight.detach().abs().max()) <= (inner * area) ** -0.5
         assert float(one.weight.detach().var()) == pytest.approx(1 / (3 * inner * area), rel=0.2)
-        assert float(other.weight.var()) == pytest.approx(2 / (out * area), rel=0.2)
+        assert float(other.weight.detach().var()) == pytest.approx(2 / (out * area), rel=0.2)
 
 
 def test_contrastive_methods_scale_their_encoder_and_classifiers_do_not():
