@@ -23,7 +23,8 @@ from cclis.data import benchmarks
 from cclis.data.readers import Dataset, Split, read_digits
 from cclis.errors import InputError
 from cclis.experiment import train
-from cclis.tune import GRIDS, Trial, tune
+from cclis.tune import Trial, tune
+from cclis.tune.space import GRIDS, points, space_of
 from tests.conftest import QUICK
 
 SMALL = {**QUICK, "epochs": 1, "tasks": [2, 2], "limit": 20, "memory": 8, "threads": 1}
@@ -284,9 +285,9 @@ def test_a_point_that_a_living_worker_has_is_left_to_it(tmp_path: Path, monkeypa
 def test_every_method_has_a_grid_of_settings_it_has() -> None:
     assert GRIDS.keys() == CONFIGS.keys()
     for method in GRIDS:
-        found = module._space(make_config(method, {}), TuneOptions(), ())
+        found = space_of(make_config(method, {}), TuneOptions(), ())
         assert found == GRIDS[method]
-    assert len(list(module.points(GRIDS["cclis"]))) == 3 * 3 * 2 * 3 * 3 * 2
+    assert len(list(points(GRIDS["cclis"]))) == 3 * 3 * 2 * 3 * 3 * 2
 
 
 @pytest.mark.parametrize(
