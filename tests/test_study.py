@@ -63,9 +63,13 @@ def test_every_study_yields_a_complete_page_and_repeats_nothing(tmp_path: Path, 
         assert page.count("<iframe") == (2 if name == "tsne" else 0)
         assert ("<svg" in page) == (found.axis is not None)
         with (tmp_path / f"{name}.csv").open(encoding="utf-8") as file:
-            table = list(csv.reader(file))
-        assert len(table) == rows + 1
-        assert all("–" not in (row[4], row[6]) and row[-1] == "1" for row in table[1:])
+            table = list(csv.DictReader(file))
+        assert len(table) == rows
+        for row in table:
+            assert (row["runs"], row["failed"]) == ("1", "0")
+            for scenario, key in found.scores:
+                assert -100 <= float(row[f"{scenario}_{key}"]) <= 100
+                assert row[f"{scenario}_{key}_deviation"] == ""  # of a single run
         text = (tmp_path / f"{name}.md").read_text(encoding="utf-8")
         assert all(f"| {variant.name} |" in text for variant in found.variants)
         assert (tmp_path / f"{name}.tex").read_text().count(r"\\") == rows + 1
@@ -97,8 +101,8 @@ def test_a_failed_run_is_shown_and_the_others_go_on(tmp_path: Path, capsys) -> N
     assert cclis.finished
     with (tmp_path / "tsne.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert [(row["Class-IL"] == "–", row["runs"]) for row in rows] == [
-        *[(True, "0 of 1"), (False, "1")],
+    assert [(row["class_il_accuracy"] == "", row["runs"], row["failed"]) for row in rows] == [
+        *[(True, "0", "1"), (False, "1", "0")],
     ]
     # Once it is out of the way, it is run.
     (co2l.path / "config.yaml").unlink()

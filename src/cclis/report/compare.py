@@ -178,24 +178,34 @@ def accuracy_table(found: Sequence[Entry]) -> Table:
 def numbers_table(found: Sequence[Entry]) -> tuple[list[str], Table]:
     """The same for programs: a header, and rows in which means, deviations and the paper's numbers
     stand apart."""
-    header = ["benchmark", "memory", "method", "changed", "head", "runs"]
-    for scenario, key in SCORES:
-        header += [f"{scenario}_{key}{part}" for part in ("", "_deviation", "_paper")]
+    header = ["benchmark", "memory", "method", "changed", "head", "runs", *number_columns(SCORES)]
     rows = []
     for entry in found:
         published = _published(entry)
         for head in entry.heads:
-            row = [entry.benchmark, entry.memory, entry.method, entry.changed, head]
-            numbers: list[object] = [*row, len(entry.runs)]
+            same = head == compared_head(entry.runs[0])
+            row = [entry.benchmark, str(entry.memory), entry.method, entry.changed, head]
+            row.append(str(len(entry.runs)))
             for scenario, key in SCORES:
                 values = [run[scenario][head][key] for run in entry.runs]
-                same = head == compared_head(entry.runs[0])
-                paper = published.get(scenario, {}).get(key) if same else None
-                numbers.append(statistics.mean(values))
-                numbers.append(statistics.stdev(values) if len(values) > 1 else "")
-                numbers.append("" if paper is None else paper[0])
-            rows.append([str(number) for number in numbers])
+                row += numbers(values, published.get(scenario, {}).get(key) if same else None)
+            rows.append(row)
     return header, rows
+
+
+def number_columns(scores: Sequence[tuple[str, str]]) -> list[str]:
+    """What `numbers` gives for each score."""
+    parts = ("", "_deviation", "_paper")
+    return [f"{scenario}_{key}{part}" for scenario, key in scores for part in parts]
+
+
+def numbers(values: Sequence[float], paper: Sequence[float] | None) -> list[str]:
+    """Mean, standard deviation and the paper's mean; empty where there is none."""
+    return [
+        str(statistics.mean(values)) if values else "",
+        str(statistics.stdev(values)) if len(values) > 1 else "",
+        "" if paper is None else str(paper[0]),
+    ]
 
 
 def paired_table(found: Sequence[Entry]) -> Table:

@@ -15,6 +15,8 @@ from cclis.report.compare import (
     Entry,
     Table,
     accuracy_table,
+    number_columns,
+    numbers,
     paired_table,
 )
 from cclis.report.drawing import Line, line_figure
@@ -98,6 +100,22 @@ def study_table(rows: Sequence[Row], scores: Sequence[tuple[str, str]]) -> Table
         ended = f"{len(row.runs)} of {asked}" if row.failed else str(asked)
         table.append([row.benchmark, str(row.memory), row.variant, row.head, *cells, ended])
     return table
+
+
+def study_numbers(
+    rows: Sequence[Row], scores: Sequence[tuple[str, str]]
+) -> tuple[list[str], Table]:
+    """The same for programs: a header, and rows in which means, deviations and the paper's numbers
+    stand apart."""
+    header = ["benchmark", "memory", "variant", "head", "runs", "failed", *number_columns(scores)]
+    table = []
+    for row in rows:
+        counts = [str(len(row.runs)), str(len(row.failed))]
+        cells = [
+            c for score in scores for c in numbers(row.measured(*score), row.published(*score))
+        ]
+        table.append([row.benchmark, str(row.memory), row.variant, row.head, *counts, *cells])
+    return header, table
 
 
 def study_figure(rows: Sequence[Row], axis: str) -> Figure:

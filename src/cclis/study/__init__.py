@@ -17,7 +17,14 @@ from cclis.progress import QUIET, Progress
 from cclis.report.compare import comma_separated, latex, markdown
 from cclis.report.drawing import picture
 from cclis.report.results import paper_row, paper_row_of_study
-from cclis.report.study import Row, columns, study_figure, study_page, study_table
+from cclis.report.study import (
+    Row,
+    columns,
+    study_figure,
+    study_numbers,
+    study_page,
+    study_table,
+)
 from cclis.runs import Run
 from cclis.study.catalogue import AXES, SCALES, STUDIES
 from cclis.study.plan import Planned, plan
@@ -155,7 +162,7 @@ def _write(name: str, rows: Sequence[Row], scale: str, folder: Path) -> list[Pat
     texts = {
         "html": page,
         "md": markdown(header, table),
-        "csv": comma_separated(header, table),
+        "csv": comma_separated(*study_numbers(rows, study.scores)),
         "tex": latex(header, table),
     }
     contents = {**{kind: text.encode() for kind, text in texts.items()}, **contents}
