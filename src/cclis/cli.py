@@ -242,13 +242,14 @@ def _tune(options: Namespace, flags: set[str]) -> None:
 
     from rich.table import Column, Table
 
-    from cclis.tune import short, tune
+    from cclis.tune import main_head_of, short, tune
 
     trials = tune(config, how, recipe=recipe, fixed=flags, progress=Progress())
     tried = list(trials[0].settings)
     # Long names are folded rather than cut: they are what one wants to know.
     columns = [Column(name, overflow="fold") for name in tried]
-    table = Table("Class-IL", "±", *columns, title="The best on the validation split")
+    title = f"The best on the validation split, by the head {main_head_of(method)}"
+    table = Table("Class-IL", "±", *columns, title=title)
     for trial in trials[:10]:
         if trial.accuracy is not None:
             spread = "" if trial.deviation is None else f"{trial.deviation:.2f}"

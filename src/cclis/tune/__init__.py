@@ -41,8 +41,8 @@ from cclis.experiment import (
 )
 from cclis.files import write_atomically
 from cclis.interruption import Interrupted, Interruption
+from cclis.methods import METHODS
 from cclis.progress import QUIET, Progress
-from cclis.report.table import main_head
 from cclis.runs import Run
 from cclis.tune.space import Space, points, space_of, suggest
 
@@ -264,7 +264,7 @@ class _Tuning:
                 # Steps beyond any number of tasks, so that each seed has its own.
                 step = seed * 1000 + task  # noqa: B023
                 trial.report(accuracy, step)
-                if not self._grid and lags(self._study, accuracy, step):
+                if not self._grid and task and lags(self._study, accuracy, step):
                     raise optuna.TrialPruned
 
             folder = self._folder / "runs" / _digest(trial.params) / f"seed{seed}"
@@ -282,8 +282,7 @@ class _Tuning:
                 raise
             # Nobody goes on from there, and a grid of them would fill the disk.
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-            result = run.result
-            found.append(float(result["class_il"][main_head(result)]["accuracy"]))
+            found.append(float(run.result["class_il"][main_head_of(config.method)]["accuracy"]))
         return found
 
     def _write(self) -> list[Trial]:
@@ -306,7 +305,8 @@ class _Tuning:
         done = sum(trial.state == "complete" for trial in trials)
         said = (
             f"# The best of {done} trials on a validation split of {self._config.validation:.0%}: "
-            f"{best.accuracy:.2f} % Class-IL, the mean of {self._options.seeds} seeds.\n"
+            f"{best.accuracy:.2f} % Class-IL by the head {main_head_of(self._config.method)}, the "
+            f"mean of {self._options.seeds} seeds.\n"
         )
         settings = {**named, **base, **given, **best.settings}
         return said + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
@@ -315,15 +315,21 @@ class _Tuning:
         return FileLock(self._folder / ".lock")
 
 
-def lags(study: optuna.Study, accuracy: float, step: int) -> bool:
-    """Whether an accuracy is below the median of what the complete trials had at that step.
+def main_head_of(method: str) -> str:
+    """The head whose accuracy decides: the method's own, as in every report."""
+    return METHODS[method].heads[-1]
 
-    Optuna's own median rule takes the best a trial ever had; with more and more tasks to tell apart
-    that is the first, and nothing would ever be pruned.
+
+def lags(study: optuna.Study, accuracy: float, step: int) -> bool:
+    """Whether an accuracy is in the lowest quarter of what trials had that came to that step.
+
+    Pruned ones included: those that come to their end get ever better, and against them alone
+    hardly any other would come to its end. Optuna's own rules take the best a trial ever had; with
+    more and more tasks to tell apart that is the first, and nothing would ever be pruned.
     """
-    complete = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
-    others = [t.intermediate_values[step] for t in complete if step in t.intermediate_values]
-    return len(others) >= TRIALS_BEFORE_PRUNING and accuracy < statistics.median(others)
+    ended = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE, TrialState.PRUNED])
+    others = [t.intermediate_values[step] for t in ended if step in t.intermediate_values]
+    return len(others) >= TRIALS_BEFORE_PRUNING and accuracy < statistics.quantiles(others, n=4)[0]
 
 
 def ranked(study: optuna.Study) -> list[Trial]:
