@@ -301,9 +301,10 @@ def test_resume_goes_on_shows_the_result_and_takes_no_other_settings(capsys) -> 
     assert "has ended already" in said.err
     assert "Class-IL" in said.out
     page = Path("run/report.html").read_bytes()
-    Path("run/report.html").unlink()
-    assert main(["report", "run"]) == 0
-    assert Path("run/report.html").read_bytes() == page
+    for name in ("run", "run/result.json"):
+        Path("run/report.html").unlink(missing_ok=True)
+        assert main(["report", name]) == 0
+        assert Path("run/report.html").read_bytes() == page
     assert main(["train", "--resume", "run", "--seed", "4"]) == 2
     assert "a run goes on with its own settings: seed 0 → 4" in capsys.readouterr().err
     assert main(["train", "--resume", "nowhere"]) == 2

@@ -340,7 +340,9 @@ def _report_parser() -> ArgumentParser:
         "runs", nargs="+", help="run directories, folders of them, or result.json files"
     )
     parser.add_argument(
-        "--output", type=str | None, help="new folder to write into [default: the run; comparison]"
+        "--output",
+        type=str | None,
+        help="folder to write into, new or of such files [default: the run; comparison]",
     )
     return parser
 
@@ -352,6 +354,7 @@ def _report(options: Namespace) -> None:
     from cclis.runs import Run
 
     paths = [Path(name) for name in options.runs]
+    paths = [p.parent if p.name == "result.json" and _is_run(p.parent) else p for p in paths]
     results = read_runs(paths, Progress().say)
     alone = paths[0] if len(results) == 1 and (paths[0] / "result.json").is_file() else None
     with as_input_errors("not what runs of this cclis write"):
@@ -361,11 +364,15 @@ def _report(options: Namespace) -> None:
             run = Run(alone)
             files = {"report.html": render(run.result, run.records, run.analysis).encode()}
     folder = Path(options.output or alone or "comparison")
-    if folder != alone:
+    if folder != alone and not (folder / next(iter(files))).is_file():  # written by this before
         _make_new(folder)
     for name, content in files.items():
         write_atomically(folder / name, content)
         print(folder / name)
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "config.yaml").is_file()
 
 
 def _make_new(folder: Path) -> None:

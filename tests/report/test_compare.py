@@ -66,13 +66,22 @@ def test_runs_are_grouped_by_all_but_the_seed_and_counted_once() -> None:
 
 def test_rows_have_means_spreads_and_the_papers_numbers() -> None:
     rows = [dict(zip(COLUMNS, row, strict=True)) for row in accuracy_table(entries(RESULTS))]
-    assert len(rows) == 6
-    assert rows[0]["Class-IL"] == "76.00 ± 1.00"
-    assert rows[0]["paper"] == "74.95 (+1.05)"
-    assert rows[0]["seconds"] == "11.0 ± 1.0"
-    assert rows[2]["Class-IL"] == "45.00"
-    assert rows[2]["paper"] == "73.95 (-28.95)"  # Table 3's row without importance sampling
-    assert (rows[4]["method"], rows[4]["paper"]) == ("er", "49.16 (+7.84)")
+    assert len(rows) == 6 + 2 * 3
+    ours, paper, gap = rows[:3]
+    assert (ours["head"], ours["Class-IL"]) == ("linear", "76.00 ± 1.00")
+    assert ours["seconds"] == "11.0 ± 1.0"
+    assert (paper["head"], paper["Class-IL"]) == ("the paper", "74.95 ± 0.61")
+    assert (paper["forgetting"], paper["Task-IL"]) == ("22.59 ± 0.18", "96.20 ± 0.26")
+    assert (gap["head"], gap["Class-IL"]) == ("linear − the paper", "+1.05")
+    for column, of_paper in (("forgetting", 22.59), ("Task-IL", 96.2)):
+        mean = float(ours[column].split(" ± ")[0])
+        assert gap[column] == f"{mean - of_paper:+.2f}"
+    ours, paper, gap = rows[4:7]
+    assert ours["Class-IL"] == "45.00"
+    assert paper["Class-IL"].startswith("73.95")  # Table 3's row without importance sampling
+    assert (paper["forgetting"], gap["forgetting"]) == ("", "")  # which it does not print
+    assert gap["Class-IL"] == "-28.95"
+    assert (rows[9]["method"], rows[9]["Class-IL"].split(" ")[0]) == ("er", "49.16")
 
 
 def test_pairs_are_tested_over_the_seeds_they_share() -> None:
@@ -145,9 +154,10 @@ def test_other_data_of_the_same_name_is_another_entry() -> None:
 
 def test_the_papers_number_stands_beside_its_own_head_and_settings_alone() -> None:
     rows = [dict(zip(COLUMNS, row, strict=True)) for row in accuracy_table(entries(RESULTS))]
-    assert [row["head"] for row in rows if row["paper"]] == ["linear"] * 3
+    compared = [row["head"] for row in rows if row["head"].endswith("− the paper")]
+    assert compared == ["linear − the paper"] * 3
     unknown = {k: v for k, v in RESULTS[0].items() if k != "config"}
-    assert not any(row[COLUMNS.index("paper")] for row in accuracy_table(entries([unknown])))
+    assert len(accuracy_table(entries([unknown]))) == len(unknown["class_il"])
     assert entries([{**RESULTS[0], "method": "mine"}])[0].name == "mine"
 
 
@@ -162,6 +172,8 @@ def test_programs_can_read_the_numbers() -> None:
     assert float(linear["class_il_accuracy_paper"]) == 74.95
     assert rows[1]["class_il_accuracy_paper"] == ""  # by another head than the paper's
     assert rows[2]["class_il_accuracy_deviation"] == ""  # of a single run
+    assert float(linear["train_seconds"]) == pytest.approx(11)
+    assert float(linear["peak_memory_bytes"]) > 0
 
 
 def test_pictures_have_names_of_their_own() -> None:
@@ -216,9 +228,18 @@ def test_runs_are_found_in_folders_and_files(tmp_path: Path, capsys) -> None:
     assert main(["report", str(tmp_path / "runs"), "--output", str(tmp_path / "out")]) == 0
     names = {path.name for path in (tmp_path / "out").iterdir()}
     pictures = {f"seq-cifar10-memory-200.{kind}" for kind in ("svg", "png")}
-    assert names == {f"comparison.{kind}" for kind in ("html", "md", "csv", "tex")} | pictures
-    assert main(["report", str(tmp_path / "runs"), "--output", str(tmp_path / "out")]) == 2
+    tables = {
+        f"{name}.{kind}" for name in ("comparison", "paired") for kind in ("md", "csv", "tex")
+    }
+    assert names == {"comparison.html"} | tables | pictures
+    # Again: what this wrote is written anew, anything else is left alone.
+    (tmp_path / "out" / "comparison.md").write_text("")
+    assert main(["report", str(tmp_path / "runs"), "--output", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "comparison.md").read_text()
+    assert main(["report", str(tmp_path / "runs"), "--output", str(tmp_path)]) == 2
     assert "exists already" in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "runs"), str(tmp_path / "rnus")]) == 2
+    assert f"there is no {tmp_path / 'rnus'}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", "no json", '{"benchmark": 1}'])

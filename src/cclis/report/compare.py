@@ -21,7 +21,7 @@ from cclis.report.results import COLUMNS as SCORES
 from cclis.report.results import Result, compared_head, paper_row, spread, variation
 
 COLUMNS = (
-    *("benchmark", "memory", "method", "changed", "head", "Class-IL", "paper", "forgetting"),
+    *("benchmark", "memory", "method", "changed", "head", "Class-IL", "forgetting"),
     *("Task-IL", "forgetting (task)", "seconds", "memory (GiB)", "runs"),
 )
 LONGEST_FILE_NAME = 80
@@ -102,6 +102,8 @@ def read_runs(
     """
     found: list[Result] = []
     for path in paths:
+        if not path.exists():
+            raise InputError(f"there is no {path}")
         if path.is_file() and path.suffix != ".json" and len(paths) > 1:
             continue  # such as the logs beside the runs of a study
         if path.is_file():
@@ -145,33 +147,27 @@ def entries(results: Sequence[Result]) -> list[Entry]:
 
 
 def accuracy_table(found: Sequence[Entry]) -> Table:
-    """A row for every entry and head, under `COLUMNS`."""
+    """A row for every entry and head, under `COLUMNS`; below the head that the paper's protocol
+    has, the paper's numbers and the difference from them."""
     rows = []
     for entry in found:
+        start = [entry.benchmark, str(entry.memory), entry.method, entry.changed]
         published = _published(entry)
+        paper = [published.get(scenario, {}).get(key) for scenario, key in SCORES]
+        seconds = [run["seconds"]["train"] for run in entry.runs]
+        peak = [run["peak_memory_bytes"] / 2**30 for run in entry.runs]
+        costs = [spread(seconds, digits=1), spread(peak), str(len(entry.runs))]
         for head in entry.heads:
-            numbers = {
-                (scenario, key): [run[scenario][head][key] for run in entry.runs]
-                for scenario, key in SCORES
-            }
-            # The paper's numbers are by one head alone.
-            same = head == compared_head(entry.runs[0])
-            paper = published.get("class_il", {}).get("accuracy") if same else None
-            ours = statistics.mean(numbers["class_il", "accuracy"])
-            peak = [run["peak_memory_bytes"] / 2**30 for run in entry.runs]
-            rows.append(
-                [
-                    *(entry.benchmark, str(entry.memory), entry.method, entry.changed, head),
-                    spread(numbers["class_il", "accuracy"]),
-                    "" if paper is None else f"{paper[0]:.2f} ({ours - paper[0]:+.2f})",
-                    spread(numbers["class_il", "forgetting"]),
-                    spread(numbers["task_il", "accuracy"]),
-                    spread(numbers["task_il", "forgetting"]),
-                    spread([run["seconds"]["train"] for run in entry.runs], digits=1),
-                    spread(peak),
-                    str(len(entry.runs)),
+            values = [[run[s][head][key] for run in entry.runs] for s, key in SCORES]
+            rows.append([*start, head, *map(spread, values), *costs])
+            if any(paper) and head == compared_head(entry.runs[0]):
+                printed = [" ± ".join(f"{number:.2f}" for number in cell or []) for cell in paper]
+                gaps = [
+                    "" if cell is None else f"{statistics.mean(ours) - cell[0]:+.2f}"
+                    for ours, cell in zip(values, paper, strict=True)
                 ]
-            )
+                rows.append([*start, "the paper", *printed, "", "", ""])
+                rows.append([*start, f"{head} − the paper", *gaps, "", "", ""])
     return rows
 
 
@@ -179,6 +175,7 @@ def numbers_table(found: Sequence[Entry]) -> tuple[list[str], Table]:
     """The same for programs: a header, and rows in which means, deviations and the paper's numbers
     stand apart."""
     header = ["benchmark", "memory", "method", "changed", "head", "runs", *number_columns(SCORES)]
+    header += ["train_seconds", "peak_memory_bytes"]
     rows = []
     for entry in found:
         published = _published(entry)
@@ -189,6 +186,8 @@ def numbers_table(found: Sequence[Entry]) -> tuple[list[str], Table]:
             for scenario, key in SCORES:
                 values = [run[scenario][head][key] for run in entry.runs]
                 row += numbers(values, published.get(scenario, {}).get(key) if same else None)
+            row.append(str(statistics.mean(run["seconds"]["train"] for run in entry.runs)))
+            row.append(str(statistics.mean(run["peak_memory_bytes"] for run in entry.runs)))
             rows.append(row)
     return header, rows
 
@@ -238,13 +237,20 @@ def paired_table(found: Sequence[Entry]) -> Table:
 def comparison(results: Sequence[Result]) -> dict[str, bytes]:
     """Everything that sets runs side by side, by the name of its file."""
     found = entries(results)
-    rows = accuracy_table(found)
-    files = {
-        "comparison.html": comparison_page(found).encode(),
-        "comparison.md": markdown(COLUMNS, rows).encode(),
-        "comparison.csv": comma_separated(*numbers_table(found)).encode(),
-        "comparison.tex": latex(COLUMNS, rows).encode(),
+    rows, pairs = accuracy_table(found), paired_table(found)
+    texts = {
+        "comparison.html": comparison_page(found),
+        "comparison.md": markdown(COLUMNS, rows),
+        "comparison.csv": comma_separated(*numbers_table(found)),
+        "comparison.tex": latex(COLUMNS, rows),
     }
+    if pairs:
+        texts |= {
+            "paired.md": markdown(PAIRS, pairs),
+            "paired.csv": comma_separated(PAIRS, pairs),
+            "paired.tex": latex(PAIRS, pairs),
+        }
+    files = {name: text.encode() for name, text in texts.items()}
     for stream, together in groups(found).items():
         figure, name = curves(together), _file_name(stream, files)
         files |= {f"{name}.{kind}": picture(figure, kind) for kind in ("svg", "png")}
