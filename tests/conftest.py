@@ -21,6 +21,7 @@ from torch import Tensor
 from cclis.config import CONFIGS
 from cclis.data.images import ImageSet
 from cclis.engine.trainer import Trainer
+from cclis.files import pack_tensors, unpack_tensors
 
 # Two test processes share two cores; more threads would wait for each other.
 torch.set_num_threads(1)
@@ -72,8 +73,8 @@ def state_after(steps: int, trainer: Trainer, task: ImageSet) -> tuple[dict[str,
     def stop() -> None:
         found.append(None)
         if len(found) == steps:
-            tensors, description = trainer.state()
-            found[:] = [{name: value.clone() for name, value in tensors.items()}, description]
+            # As files hold it: in another order.
+            found[:] = unpack_tensors(pack_tensors(*trainer.state()), "state")
             raise InterruptedError
 
     with pytest.raises(InterruptedError):

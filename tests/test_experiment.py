@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cclis.cli import main
 from cclis.config import make_config, read_yaml, recipe_path
 from cclis.errors import InputError
 from cclis.experiment import reevaluate, resume, train
+from cclis.progress import Progress
 from cclis.runs import Run
 from tests.conftest import quick as known
 
@@ -265,6 +267,73 @@ def test_a_run_is_resumed_on_its_own_data_alone(tmp_path) -> None:
         resume(done, done.config)
 
 
+def test_other_test_samples_are_another_stream(tmp_path) -> None:
+    import numpy as np
+
+    x, y = np.random.default_rng(0).integers(0, 256, (40, 8, 8), dtype=np.uint8), np.arange(40) % 4
+    for name, tested in (("a", x[:8]), ("b", x[8:16])):
+        np.savez(tmp_path / f"{name}.npz", x_train=x, y_train=y, x_test=tested, y_test=y[:8])
+    done = quick(tmp_path / "run", benchmark="npz", data=str(tmp_path / "a.npz"))
+    with pytest.raises(InputError, match="another stream: digest"):
+        reevaluate(done, data=str(tmp_path / "b.npz"))
+    (done.path / "result.json").unlink()
+    with pytest.raises(InputError, match="another stream: digest"):
+        resume(done, dataclasses.replace(done.config, data=str(tmp_path / "b.npz")))
+
+
+def test_a_damaged_result_is_written_again(tmp_path) -> None:
+    done = quick(tmp_path / "run", tasks=[2, 2])
+    before = done.result
+    (done.path / "result.json").write_text("{")
+    said: list[str] = []
+    progress = Progress(quiet=True)
+    progress.say = said.append  # type: ignore[method-assign]
+    again = resume(done, done.config, progress).result
+    assert any("result.json" in line and "written again" in line for line in said)
+    for key in ("class_il", "task_il", "config", "benchmark"):
+        assert again[key] == before[key]
+
+
+def test_a_run_whose_checkpoints_are_gone_says_that_it_begins_anew(tmp_path) -> None:
+    done = quick(tmp_path / "run", tasks=[2, 2])
+    before = done.result
+    (done.path / "result.json").unlink()
+    for path in done.checkpoints.folder.iterdir():
+        path.unlink()
+    said: list[str] = []
+    progress = Progress(quiet=True)
+    progress.say = said.append  # type: ignore[method-assign]
+    assert resume(done, done.config, progress).result["class_il"] == before["class_il"]
+    assert f"no checkpoint is left in {done.path}: it begins anew" in said
+
+
+def test_a_run_goes_on_with_as_many_threads_as_it_was_begun_with(tmp_path, monkeypatch) -> None:
+    from cclis import experiment
+
+    threads = torch.get_num_threads()
+
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise InterruptedError
+
+    try:
+        torch.set_num_threads(3)
+        with monkeypatch.context() as stopping:
+            stopping.setattr(experiment, "evaluate", interrupt)
+            with pytest.raises(InterruptedError):
+                quick(tmp_path / "run", tasks=[2, 2], threads=None)
+        torch.set_num_threads(1)
+        half = Run.open(tmp_path / "run")
+        resume(half, half.config)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_head_that_is_not_finite_stops_the_run(tmp_path) -> None:
+    with pytest.raises(InputError, match=r"head linear is not finite.*probe_learning_rate"):
+        quick(tmp_path / "run", tasks=[2, 2], probe_learning_rate=1e38, probe_epochs=5)
+
+
 def test_an_ended_run_is_left_as_it_is(run: Run) -> None:
     before = (run.path / "result.json").read_bytes()
     assert resume(run, run.config) is run
@@ -372,7 +441,7 @@ def test_a_report_can_go_elsewhere_and_a_cut_line_is_left_out(run: Run, tmp_path
     assert main(["report", str(copy), "--output", str(tmp_path / "there")]) == 0
     assert (tmp_path / "there" / "report.html").read_bytes() == before
     assert (copy / "report.html").read_text() == "as it was"
-    assert main(["report", str(copy), "--output", str(tmp_path / "there")]) == 2
+    assert main(["report", str(copy), "--output", str(tmp_path / "there")]) == 0  # its own, anew
 
 
 def test_a_run_that_ended_without_its_page_gets_it(run: Run, tmp_path) -> None:

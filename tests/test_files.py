@@ -201,3 +201,18 @@ def test_garbage_is_refused(tmp_path, content):
     (tmp_path / "a").write_bytes(content)
     with pytest.raises(InputError, match="not a file that cclis wrote"):
         read_tensors(tmp_path / "a")
+
+
+@pytest.mark.parametrize("place", [0.3, 0.6, 0.99])
+def test_tensors_with_other_bits_are_refused(tmp_path, place):
+    path = tmp_path / "a.safetensors"
+    tensors = {"x": torch.arange(1000), "y": torch.ones((), dtype=torch.bfloat16)}
+    write_tensors(path, tensors, {"about": "it"})
+    found, description = read_tensors(path)
+    assert description == {"about": "it"}
+    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+    content = bytearray(path.read_bytes())
+    content[int(place * len(content))] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="damaged"):
+        read_tensors(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -60,9 +61,10 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run.open(folder)
 
 
-def log_of(run: Run) -> list[dict[str, Any]]:
+def log_of(run: Run) -> list[str]:
     lines = (run.path / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
+    records = [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
+    return [json.dumps(record) for record in records]
 
 
 def assert_same_end(run: Run, other: Run) -> None:
@@ -164,7 +166,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
 def test_a_signal_saves_and_says_how_to_go_on(name: str, uninterrupted: Run, tmp_path) -> None:
-    folder = tmp_path / "run"
+    folder = tmp_path / "a run"
     # No checkpoint is due by time: what is there afterwards, the signal made.
     process = start("--output", str(folder), *flags(checkpoint_minutes=60))
     while not (folder / "metrics.jsonl").exists():
@@ -172,7 +174,8 @@ def test_a_signal_saves_and_says_how_to_go_on(name: str, uninterrupted: Run, tmp
     process.send_signal(getattr(signal, name))
     _, errors = process.communicate()
     assert process.returncode == STOPPED
-    assert f"stopped by {name}; go on with: cclis train --resume {folder}" in errors
+    hint = f"cclis train --resume {shlex.quote(str(folder))}"
+    assert f"stopped by {name}; go on with: {hint}" in errors
     assert "Traceback" not in errors
     assert len(Run.open(folder).checkpoints.names) >= 1
     process = start("--resume", str(folder))
@@ -282,7 +285,7 @@ def test_a_run_needs_no_network(uninterrupted: Run, tmp_path) -> None:
     assert_same_end(Run.open(tmp_path / "run"), uninterrupted)
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "manifest"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "manifest", "unfinished"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     damage: str, uninterrupted: Run, tmp_path: Path
 ) -> None:
@@ -301,11 +304,13 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
         file.write_bytes(content[:-1000] + bytes([content[-1000] ^ 1]) + content[-999:])
     elif damage == "gone":
         file.unlink()
+    elif damage == "unfinished":
+        file.with_suffix(".json").unlink()
     else:
         file.with_suffix(".json").write_text("{")
     process = start("--resume", str(folder))
     _, errors = process.communicate()
     assert process.returncode == 0, errors
     assert newest in errors
-    assert "going back to the checkpoint before it" in errors
+    assert ("going on from" if damage == "unfinished" else "going back to") in errors
     assert_same_end(Run.open(folder), uninterrupted)

@@ -17,7 +17,7 @@ import cclis
 from cclis.errors import InputError
 from cclis.files import pack_tensors, read_json, unpack_tensors, write_atomically, write_json
 
-FORMAT = 2
+FORMAT = 3
 """Raised whenever a checkpoint of before could no longer be gone on from."""
 KEPT = 2
 """How many of the newest checkpoints stay, beside those of finished tasks."""
@@ -68,18 +68,12 @@ class Checkpoints:
         if not self._manifest(name).is_file():
             raise InputError(f"{path} is missing or was never finished")
         manifest = read_json(self._manifest(name))
-        expected = {"format": int, "cclis": str, "bytes": int, "sha256": str}
+        expected = {"cclis": str, "bytes": int, "sha256": str}
         if not isinstance(manifest, dict) or any(
             type(manifest.get(key)) is not kind for key, kind in expected.items()
         ):
             raise InputError(f"{self._manifest(name)} is damaged")
-        made, version, size, digest = (manifest[key] for key in expected)
-        if made != FORMAT:
-            age = "a newer" if made > FORMAT else "an older"
-            raise OtherVersionError(
-                f"{path} was written by {age} cclis ({version}) in format {made}; this is "
-                f"{cclis.__version__} with format {FORMAT}. Use that version for it"
-            )
+        version, size, digest = (manifest[key] for key in expected)
         try:
             # The size first, so that no file, however large, is read in vain.
             if path.stat().st_size != size:
@@ -89,7 +83,14 @@ class Checkpoints:
             raise InputError(f"cannot read {path}: {error.strerror}") from None
         if hashlib.sha256(content).hexdigest() != digest:
             raise InputError(f"{path} is damaged: its checksum is not what it was")
-        return unpack_tensors(content, str(path))
+        tensors, description = unpack_tensors(content, str(path))
+        made = description.get("format")
+        if made != FORMAT:
+            raise OtherVersionError(
+                f"{path} was written by another cclis ({version}) in format {made}; this is "
+                f"{cclis.__version__} with format {FORMAT}. Use that version for it"
+            )
+        return tensors, description
 
     def newest(self, warn: Callable[[str], None]) -> State | None:
         """The newest checkpoint that is whole, or None where none was ever finished.
@@ -97,8 +98,9 @@ class Checkpoints:
         What is wrong with newer ones is said, and they are removed, as are leftovers of interrupted
         saves: nobody else may be writing here. Nothing is removed where nothing can be read.
         """
-        damaged = []
-        for name in reversed(self.names):
+        damaged, names = [], self.names
+        unfinished = [p.stem for p in self._files("*.safetensors") if p.stem not in names]
+        for name in reversed(names):
             try:
                 state = self.load(name)
             except OtherVersionError:
@@ -107,9 +109,11 @@ class Checkpoints:
                 damaged.append(name)
                 warn(f"{error}; going back to the checkpoint before it")
             else:
+                for other in unfinished:
+                    if _age(other) > _age(name):
+                        warn(f"{self._tensors(other)} was never finished; going on from {name}")
                 self._clean(damaged)
                 return state
-        unfinished = [p.stem for p in self._files("*.safetensors") if p.stem not in damaged]
         if damaged or any("step" not in name for name in unfinished):
             raise InputError(
                 f"no checkpoint in {self.folder} can be gone on from; if they are not those of an "
@@ -128,7 +132,8 @@ class Checkpoints:
 
     def _files(self, pattern: str) -> list[Path]:
         """Files of checkpoints; others are none of our business."""
-        return [path for path in self.folder.glob(pattern) if NAME.fullmatch(path.stem)]
+        found = (path for path in self.folder.glob(pattern) if NAME.fullmatch(path.stem))
+        return [path for path in found if path.is_file()]
 
     def _tensors(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"

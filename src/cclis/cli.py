@@ -255,12 +255,10 @@ def _tune(options: Namespace, flags: set[str]) -> None:
             spread = "" if trial.deviation is None else f"{trial.deviation:.2f}"
             values = [short(trial.settings[name]) for name in tried]
             table.add_row(f"{trial.accuracy:.2f}", spread, *values)
-    console = Console()
+    console = _console()
     console.print(table)
     for what, name in (("trials", "trials.csv"), ("recipe", "recipe.yaml")):
-        console.print(
-            f"{what}  {Path(config.output or '') / name}", highlight=False, soft_wrap=True
-        )
+        console.print(f"{what}  {Path(config.output or '') / name}", soft_wrap=True)
 
 
 def _train(options: Namespace) -> None:
@@ -286,15 +284,19 @@ def _train(options: Namespace) -> None:
     else:
         run = resume(Run.open(resumed), config, Progress())
     result = run.result
-    console = Console()
+    console = _console()
     console.print(result_tables(result))
     console.print(
         f"learned in {result['seconds']['train']:.1f} s "
-        f"({result['images_per_second']:,.0f} images/s), {result['seconds']['total']:.1f} s in all",
-        highlight=False,
+        f"({result['images_per_second']:,.0f} images/s), {result['seconds']['total']:.1f} s in all"
     )
-    console.print(f"report   {run.path / 'report.html'}", highlight=False, soft_wrap=True)
-    console.print(f"numbers  {run.path / 'result.json'}", highlight=False, soft_wrap=True)
+    console.print(f"report   {run.path / 'report.html'}", soft_wrap=True)
+    console.print(f"numbers  {run.path / 'result.json'}", soft_wrap=True)
+
+
+def _console() -> Console:
+    """Where results are printed; names and paths as they are, whatever brackets they have."""
+    return Console(markup=False, highlight=False)
 
 
 def _evaluate_parser() -> ArgumentParser:
@@ -329,7 +331,7 @@ def _evaluate(options: Namespace) -> None:
     result = reevaluate(
         run, data=options.data, device=options.device, options=config, progress=Progress()
     )
-    Console().print(result_tables(result))
+    _console().print(result_tables(result))
     if output is not None:
         write_json(output, result)
 
@@ -455,9 +457,9 @@ def _benchmarks(options: Namespace) -> None:
         found = [recipe.split("/")[1] for recipe in recipes() if recipe.split("/")[0] == name]
         sizes = f"{len(spec.sizes)} × {spec.sizes[0]} classes" if spec.sizes else "--tasks"
         table.add_row(name, sizes, spec.about, ", ".join(found))
-    console = Console()
+    console = _console()
     console.print(table)
-    console.print(f"methods: {', '.join(CONFIGS)}", highlight=False)
+    console.print(f"methods: {', '.join(CONFIGS)}")
 
 
 def _data_parser() -> ArgumentParser:
@@ -492,7 +494,7 @@ def _data(options: Namespace) -> None:
         state = "present" if found.present else "missing"
         table.add_row(name, "damaged" if found.problem else state, str(found.where or root))
         problems += [found.problem] if found.problem else []
-    Console().print(table)
+    _console().print(table)
     if problems:
         raise InputError("; ".join(problems))
 

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import platform
+import shlex
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -50,17 +51,22 @@ OnTask = Callable[[int, float], None]
 """Told, after each task, its index and the main head's Class-IL accuracy over the tasks so far."""
 
 
+def stream_of(benchmark: Benchmark) -> dict[str, Any]:
+    """What tells a stream from another."""
+    return {
+        "class_names": list(benchmark.class_names),
+        "task_sizes": list(benchmark.task_sizes),
+        "samples": benchmark.samples,
+        "digest": benchmark.digest,
+    }
+
+
 class Journey:
     """A run under way: what it has come to so far, and when that is saved."""
 
     def __init__(self, run: Run, trainer: Trainer, benchmark: Benchmark, stop: Interruption):
         self.run, self.trainer, self._stop = run, trainer, stop
-        self._stream = {
-            "class_names": list(benchmark.class_names),
-            "task_sizes": list(benchmark.task_sizes),
-            "samples": benchmark.samples,
-            "digest": benchmark.digest,
-        }
+        self._stream = stream_of(benchmark)
         self.rows: list[Row] = []
         self.events: Events | None = None
         self._compiled_before = seconds_compiling()
@@ -100,6 +106,7 @@ class Journey:
             "rows": [_plain(row) for row in self.rows],
             "costs": self.costs,
             "logged": self.run.logged,
+            "threads": torch.get_num_threads(),
         }
         self.run.checkpoints.save(name, (tensors, description))
 
@@ -109,6 +116,9 @@ class Journey:
         with as_input_errors("not a state that this cclis wrote"):
             there = description["journey"]
             self.refuse_other_stream(there["stream"])
+            if self.trainer.fabric.device.type == "cpu":
+                # Sums over other parts round differently.
+                torch.set_num_threads(int(there["threads"]))
             self.trainer.restore(tensors, description)
             restore_global_chance(under("chance.", tensors), description["chance"])
             self.rows = [{h: Accuracies(**found) for h, found in r.items()} for r in there["rows"]]
@@ -201,10 +211,11 @@ def resume(
     refuse_differences(
         run.config.to_dict(), config.to_dict(), "a run goes on with its own settings", MAY_CHANGE
     )
-    if run.ended:
-        progress.say(f"{run.path} has ended already")
-        if not (run.path / "report.html").is_file():
-            write_report(run)
+    if _has_ended(run, progress):
+        with run.alone():
+            run.clean()
+            if not (run.path / "report.html").is_file():
+                write_report(run)
         return run
     with _going_on(run) as stop:
         run.clean()
@@ -221,11 +232,25 @@ def resume(
             journey = Journey(run, trainer, benchmark, stop)
             journey.restore(state, progress.say)
         else:
+            if run.logged:
+                progress.say(f"no checkpoint is left in {run.path}: it begins anew")
             run.unlog(0)
             start = _first_task_of_another(config)
             journey = _begun(run, trainer, benchmark, stop, start)
         _learn_all(journey, benchmark, progress, on_task)
     return run
+
+
+def _has_ended(run: Run, progress: Progress) -> bool:
+    if not run.ended:
+        return False
+    try:
+        _ = run.result
+    except InputError as error:
+        progress.say(f"{error}; it is written again")
+        return False
+    progress.say(f"{run.path} has ended already")
+    return True
 
 
 def _learn_all(journey: Journey, benchmark: Benchmark, progress: Progress, on_task: OnTask) -> None:
@@ -381,7 +406,7 @@ def _going_on(run: Run) -> Iterator[Interruption]:
         try:
             yield stop
         except Interrupted as signal:
-            how = f"go on with: cclis train --resume {run.path}"
+            how = f"go on with: cclis train --resume {shlex.quote(str(run.path))}"
             raise Interrupted(f"{signal}; {how}") from None
 
 
@@ -453,7 +478,11 @@ def reevaluate(
     """
     config = dataclasses.replace(run.config, data=data or run.config.data)
     benchmark = benchmark_of(config, progress)
-    trainer = Trainer.from_state(*run.checkpoints.load("task-0"), device=device)
+    first = run.checkpoints.load("task-0")
+    with as_input_errors("not a state that this cclis wrote"):
+        before = first[1]["journey"]["stream"]
+        refuse_differences(before, stream_of(benchmark), "the run learned another stream")
+    trainer = Trainer.from_state(*first, device=device)
     rows = []
     for task, tests in _stages(benchmark, trainer):
         # Heads are fitted to what was visible during the task: the memory as it was before it.

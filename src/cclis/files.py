@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import tempfile
@@ -102,8 +103,9 @@ def unpack_tensors(content: bytes, name: str) -> tuple[dict[str, Any], dict[str,
 
 
 def write_tensors(path: Path, tensors: dict[str, Any], description: dict[str, Any]) -> None:
-    """Write tensors by name with a JSON description, as one safetensors file."""
-    write_atomically(path, pack_tensors(tensors, description))
+    """Write tensors by name with a JSON description, as one safetensors file with a checksum."""
+    checked = {**description, "sha256": _checksum(tensors, description)}
+    write_atomically(path, pack_tensors(tensors, checked))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -112,7 +114,21 @@ def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         content = path.read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
-    return unpack_tensors(content, str(path))
+    tensors, description = unpack_tensors(content, str(path))
+    expected = description.pop("sha256", None)
+    if expected is not None and expected != _checksum(tensors, description):
+        raise InputError(f"{path} is damaged: its checksum is not what it was")
+    return tensors, description
+
+
+def _checksum(tensors: dict[str, Any], description: dict[str, Any]) -> str:
+    import torch
+
+    found = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 def _umask() -> int:

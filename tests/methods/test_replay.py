@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -121,11 +122,15 @@ def test_a_state_from_the_middle_of_a_task_goes_on_exactly(
         for task in range(index):
             some.learn(digits[task].train, 2)
     resumed = Trainer.from_state(*state_after(steps, stopped, digits[index].train))
+    logs: list[list[str]] = []
     for some in (straight, resumed):
-        some.learn(digits[index].train, 2)
+        records: list[Any] = []
+        some.learn(digits[index].train, 2, records.append)
+        logs.append([json.dumps({k: r[k] for k in ("epoch", "loss", "losses")}) for r in records])
     first, second = straight.state()[0], resumed.state()[0]
     assert first.keys() == second.keys()
     assert [key for key in first if not torch.equal(first[key], second[key])] == []
+    assert logs[0][-len(logs[1]) :] == logs[1]
 
 
 def test_the_reservoir_holds_samples_of_all_tasks_alike() -> None:

@@ -99,6 +99,7 @@ def test_tables_survive_their_formats() -> None:
     rows = [["a|b", "1 ± 2", "50 % of_it & {more}"]]
     header = ("x", "y", "z")
     assert markdown(header, rows).splitlines()[2] == r"| a\|b | 1 ± 2 | 50 % of_it & {more} |"
+    assert markdown(["<script>"], []).splitlines()[0] == "| &lt;script> |"
     assert list(csv.reader(comma_separated(header, rows).splitlines()))[1] == rows[0]
     assert r"50 \% of\_it \& \{more\} \\" in latex(header, rows)
     assert r"1 $\pm$ 2" in latex(header, rows)

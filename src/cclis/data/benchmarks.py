@@ -98,12 +98,13 @@ class Benchmark:
 
     @property
     def digest(self) -> str:
-        """A checksum of the training labels and of up to 4096 of the images, evenly spaced."""
-        split = self._dataset.train
-        found = hashlib.sha256(np.ascontiguousarray(split.labels).tobytes())
-        for index in np.unique(np.linspace(0, self.samples - 1, 4096).astype(int)):
-            row = index if split.rows is None else split.rows[index]
-            found.update(np.ascontiguousarray(split.images[row]).tobytes())
+        """A checksum of all labels and of up to 4096 images of each split, evenly spaced."""
+        found = hashlib.sha256()
+        for split in (self._dataset.train, self._dataset.test):
+            found.update(np.ascontiguousarray(split.labels).tobytes())
+            for index in np.unique(np.linspace(0, len(split.labels) - 1, 4096).astype(int)):
+                row = index if split.rows is None else split.rows[index]
+                found.update(np.ascontiguousarray(split.images[row]).tobytes())
         return found.hexdigest()
 
     @property

@@ -414,6 +414,8 @@ class Trainer:
             "task_sizes": list(self.task_sizes),
             "position": position
             and {name: getattr(position, name) for name in ("classes", "epoch", "step", "done")},
+            # The order of sums: tensors come back from a file in another.
+            "terms": [] if position is None else list(position.totals),
         }
         return tensors, description
 
@@ -463,7 +465,7 @@ class Trainer:
             self._position = None
             self.method.count(sum(self.task_sizes[:-1]), sum(self.task_sizes))
         else:
-            totals = under("total.", here)
+            totals = {name: here[f"total.{name}"] for name in description["terms"]}
             self._position = Position(drawn=self._replay.drawn(), totals=totals, **position)
             seen = sum(self.task_sizes)
             self.method.count(seen, seen + position["classes"])

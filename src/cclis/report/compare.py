@@ -270,7 +270,12 @@ def _file_name(stream: str, taken: Collection[str]) -> str:
 def markdown(header: Sequence[str], rows: Table) -> str:
     """A Markdown table."""
     lines = [list(header), ["---"] * len(header), *rows]
-    return "".join(f"| {' | '.join(c.replace('|', chr(92) + '|') for c in r)} |\n" for r in lines)
+    return "".join(f"| {' | '.join(map(_md, row))} |\n" for row in lines)
+
+
+def _md(text: str) -> str:
+    """Text that stays in its cell and is no tag."""
+    return text.replace("|", r"\|").replace("<", "&lt;")
 
 
 def comma_separated(header: Sequence[str], rows: Table) -> str:
