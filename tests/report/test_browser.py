@@ -15,6 +15,7 @@ import pytest
 from cclis.cli import main
 from cclis.config import make_config
 from cclis.experiment import train
+from cclis.report.page import render
 from cclis.runs import Run
 from tests.conftest import QUICK
 
@@ -24,6 +25,7 @@ CHROMIUM = next(
 SCREENSHOTS = Path(os.environ.get("CCLIS_SCREENSHOTS", "build/screenshots")).absolute()
 DRAWN = "body[data-drawn]"
 MARKS = ".scatterlayer path, .barlayer path, .boxlayer path, .heatmaplayer image"
+PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 PANELS = ("matrix", "curves", "forgetting", "confusion", "losses", "importance", "map")
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
@@ -95,6 +97,14 @@ def numbers(result: dict[str, Any], scenario: str, head: str) -> list[str]:
     return [f"{value:.1f}" for row in matrix for value in row if value is not None]
 
 
+def a_sample(page: Any) -> tuple[float, float]:
+    """Where one is on the map, once it is at the lower edge of the window."""
+    point = page.locator("#map .scatterlayer .trace .point").first
+    point.evaluate("point => point.scrollIntoView({ block: 'end' })")
+    box = point.bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
 def test_every_panel_is_drawn_and_holds_the_results_numbers(window: Window, run: Run) -> None:
     page = window.open(run.path / "report.html")
     for panel in PANELS:
@@ -143,16 +153,58 @@ def test_a_figure_can_be_saved_for_a_paper(window: Window, run: Run) -> None:
 def test_pointing_at_a_sample_shows_its_image(window: Window, run: Run) -> None:
     page = window.open(run.path / "report.html")
     assert page.locator("#picture").is_hidden()
-    point = page.locator("#map .scatterlayer .trace .point").first
-    point.scroll_into_view_if_needed()
-    box = point.bounding_box()
-    page.mouse.move(box["x"] + box["width"] / 2 - 3, box["y"] + box["height"] / 2)
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    x, y = a_sample(page)
+    page.mouse.move(x - 3, y)
+    page.mouse.move(x, y)
     page.wait_for_selector("#picture:not([hidden])")
     image = page.evaluate("getComputedStyle(document.getElementById('picture')).backgroundImage")
     assert image.startswith('url("data:image/')
+    box = page.locator("#picture").bounding_box()
+    assert box["y"] + box["height"] <= 900
     page.mouse.move(2, 2)
     page.wait_for_selector("#picture[hidden]", state="attached")
+
+
+@pytest.mark.parametrize("window", [PHONE], indirect=True)
+def test_a_tap_on_a_sample_shows_its_image(window: Window, run: Run) -> None:
+    page = window.open(run.path / "report.html")
+    page.touchscreen.tap(*a_sample(page))
+    page.wait_for_selector("#picture:not([hidden])")
+    box = page.locator("#picture").bounding_box()
+    assert 0 <= box["x"] <= 390 - box["width"]
+    assert 0 <= box["y"] <= 844 - box["height"]
+    page.touchscreen.tap(2, 100)
+    page.wait_for_selector("#picture[hidden]", state="attached")
+
+
+def test_the_toolbar_lies_above_the_legend(window: Window, run: Run) -> None:
+    page = window.open(run.path / "report.html")
+    for panel in ("map", "curves", "losses"):
+        page.hover(f"#{panel}")
+        bar = page.locator(f"#{panel} .modebar").bounding_box()
+        legend = page.locator(f"#{panel} .legend").bounding_box()
+        assert bar["y"] + bar["height"] <= legend["y"], panel
+        page.locator(f"#{panel} .legendtoggle").first.click(timeout=5000)
+
+
+def test_numbers_along_axes_can_be_read(window: Window, run: Run, tmp_path: Path) -> None:
+    records = [dict(record) for record in run.records]
+    for number, record in enumerate(records):
+        if "losses" in record:
+            record |= {"losses": {"contrast": 5.581 + number}, "learning_rate": 0.104 * number}
+        if diagnosis := record.get("diagnosis"):
+            spread = [[0.15, 0.5, 1.0, 1.5, 4.0]] * len(diagnosis["spread"])
+            record["diagnosis"] = {**diagnosis, "spread": spread}
+    path = tmp_path / "report.html"
+    path.write_text(render(run.result, records))
+    page = window.open(path)
+    rates = page.locator("#losses .y2tick").all_text_contents()
+    assert 3 <= len(rates) <= 7
+    assert all(len(rate) <= 4 for rate in rates)
+    page.get_by_role("button", name="spread of g").click()
+    shares = [float(text) for text in page.locator("#importance .ytick").all_text_contents()]
+    assert {0.2, 0.5, 1, 2} <= set(shares)
+    assert len(set(shares)) == len(shares)
 
 
 def test_runs_side_by_side(window: Window, run: Run, tmp_path: Path) -> None:
@@ -168,12 +220,23 @@ def test_runs_side_by_side(window: Window, run: Run, tmp_path: Path) -> None:
     assert page.locator('.toggles [aria-pressed="true"]').all_text_contents() == ["er"]
 
 
-@pytest.mark.parametrize("window", [{"viewport": {"width": 390, "height": 844}}], indirect=True)
+@pytest.mark.parametrize("window", [PHONE], indirect=True)
 def test_a_phone_is_wide_enough(window: Window, run: Run) -> None:
     page = window.open(run.path / "report.html")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     for panel in PANELS:
         assert page.locator(f"#{panel}").bounding_box()["width"] <= 390
+    assert page.locator(".choice").bounding_box()["height"] < 50
+    for name in ("effective sample size", "spread of g", "error of the denominator"):
+        page.get_by_role("button", name=name).click()
+        for panel in PANELS:
+            figure = page.locator(f"#{panel}").bounding_box()
+            titles = page.locator(f"#{panel} .infolayer [class$=title]")
+            for box in [title.bounding_box() for title in titles.all() if title.is_visible()]:
+                assert figure["x"] <= box["x"]
+                assert box["x"] + box["width"] <= figure["x"] + figure["width"]
+                assert figure["y"] <= box["y"]
+                assert box["y"] + box["height"] <= figure["y"] + figure["height"]
 
 
 @pytest.mark.parametrize("window", [{"color_scheme": "dark"}], indirect=True)

@@ -115,11 +115,47 @@ def test_every_panel_is_there_with_what_it_shows(
     assert figures["importance"][0]["data"][0]["z"] == [[0.75, None, None], [0.75] * 3]
 
 
+def test_beside_the_papers_numbers_stand_those_of_its_protocol(result: dict[str, Any]) -> None:
+    def headline(found: dict[str, Any]) -> list[str]:
+        cards = render(found).partition('<div class="cards">')[2].partition('<div class="choice">')
+        heads = re.findall(r"head (\w+)", cards[0])
+        assert len(heads) == 3
+        first = re.findall(r"<button[^>]*>(\w+)</button>", cards[2])[0]
+        return [*set(heads), *re.findall(r"<b>([\d.]+) %</b>", cards[0]), first]
+
+    assert headline(result) == ["prototype", "78.8", "94.0", "prototype"]
+    published = {**result, "benchmark": "seq-cifar10", "memory": 200, "config": {}}
+    assert headline(published) == ["linear", "77.6", "94.8", "linear"]
+    words = Page(render(published)).words
+    assert "the paper 74.95 (+2.67)" in words
+
+
+def test_classes_on_the_map_are_told_apart(
+    result: dict[str, Any], analysis: dict[str, torch.Tensor]
+) -> None:
+    many = {**result, "class_names": [str(n) for n in range(12)], "task_sizes": [6, 6]}
+    labels = torch.arange(12)
+    shown = {**analysis, "test.labels": labels, "test.predicted": labels}
+    (figure,) = Page(render(many, analysis=shown)).figures["map"]
+    markers = [trace["marker"] for trace in figure["data"][:12]]
+    colours = [
+        torch.tensor([int(marker["color"][n : n + 2], 16) for n in (1, 3, 5)]) / 255
+        for marker in markers[:10]
+    ]
+    assert torch.pdist(torch.stack(colours)).min() > 0.25
+    assert len({(marker["color"], marker["symbol"]) for marker in markers}) == 12
+    assert figure["layout"]["legend"]["itemsizing"] == "constant"
+    assert not any("opacity" in marker for marker in markers)
+
+
 def test_steps_of_the_loss_go_on_from_task_to_task(records: list[dict[str, Any]]) -> None:
     (figure,) = losses(records)
     assert figure["data"][0]["x"] == [10, 20, 30]
     assert figure["data"][1] == {**figure["data"][1], "name": "distill", "y": [None, None, 0.5]}
-    assert [shape["x0"] for shape in figure["layout"]["shapes"]] == [20]
+    (end,) = figure["layout"]["shapes"]
+    assert end["x0"] == 20
+    rate = figure["data"][-1]
+    assert end["line"].get("dash") != rate["line"]["dash"]
 
 
 def test_the_memory_is_shown_the_largest_proposal_first(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -23,6 +23,13 @@ PERPLEXITY = 30.0
 TINY = 1e-4
 LONGEST_NAME = 24
 INVISIBLE = "\u200b"
+COLOURS = (
+    *("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd"),
+    *("#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf"),
+)
+"""Of ten classes, far apart on a light page and on a dark one: the well-known "category10"."""
+SHAPES = ("circle", "square", "triangle-up", "x", "pentagon", "triangle-down", "cross", "hexagon")
+"""Of test samples on the map: the next ten classes have the same colours and another shape."""
 CELLS = {"type": "category", "showgrid": False}
 """Axes of a heat map."""
 
@@ -119,16 +126,20 @@ def losses(records: Records) -> list[Figure]:
     rate = _line("learning rate", x, [r["learning_rate"] for r in epochs], "lines")
     rate |= {"yaxis": "y2", "line": {"dash": "dot", "width": 1.5, "color": "quiet"}}
     figure = _figure(
-        {}, [*lines, rate], x={"title": "steps"}, y={"title": "loss, mean of an epoch"}
+        {},
+        [*lines, rate],
+        x={"title": "steps, with a line where a task ends", "showgrid": False},
+        y={"title": "loss, mean of an epoch"},
     )
     figure["layout"]["yaxis2"] = {
         **{"title": "learning rate", "overlaying": "y", "side": "right", "rangemode": "tozero"},
-        **{"showgrid": False, "nticks": 5},
+        # Left to itself, plotly puts these ticks where those of the loss are, at odd numbers.
+        **{"showgrid": False, "tickmode": "auto", "nticks": 6, "exponentformat": "none"},
     }
     figure["layout"]["shapes"] = [
         {
             **{"type": "line", "x0": end, "x1": end, "yref": "paper", "y0": 0, "y1": 1},
-            "line": {"width": 1, "dash": "dot", "color": "quiet"},
+            "line": {"width": 1, "color": "quiet"},
         }
         for end in ends[:-1]
     ]
@@ -155,7 +166,7 @@ def importance(result: Result, records: Records) -> list[Figure]:
     effective = _figure(
         {"name": "effective sample size"},
         [heat],
-        x={"title": "effective share of a class's samples in the memory", **CELLS},
+        x={"title": "effective share of the samples kept", **CELLS},
         y={"autorange": "reversed", **CELLS},
     )
     # A class is all there to compare with in the task that brings it.
@@ -169,7 +180,7 @@ def importance(result: Result, records: Records) -> list[Figure]:
         {"name": "spread of g"},
         [box],
         x={"title": "class, when it arrived", "type": "category"},
-        y={"title": "g, in even shares (5 to 95 %)", "type": "log"},
+        y={"title": "g, in even shares (5 to 95 %)", "type": "log", "tickformat": "~g"},
     )
     said = {
         "weighted": "weighted by 1/g",
@@ -215,18 +226,23 @@ def embedding_map(result: Result, analysis: Mapping[str, Tensor]) -> list[Figure
         rows = (test == label).nonzero()[:, 0].tolist()
         said = [f"{name}, taken for {names[int(predicted[row])]}" for row in rows]
         where = [places["test"][row] for row in rows]
-        traces.append(_points("test", name, [label] * len(rows), where, said, rows))
+        shape = SHAPES[label // len(COLOURS) % len(SHAPES)]
+        marker = {"size": 5, "symbol": shape, "color": _colour(label)}
+        traces.append(_points("test", name, marker, where, said, rows))
     if "memory" in places:
         kept = analysis["memory.labels"].tolist()
         said = [f"{names[label]}, in the memory" for label in kept]
+        marker = _outlined("diamond", 9, kept)
         numbers = list(range(len(kept)))
-        traces.append(_points("memory", "in the memory", kept, places["memory"], said, numbers))
+        traces.append(_points("memory", "in the memory", marker, places["memory"], said, numbers))
     if "prototypes" in places:
         said = [f"prototype of {name}" for name in names]
-        labels = list(range(len(names)))
-        traces.append(_points("prototypes", "prototypes", labels, places["prototypes"], said, []))
+        marker = _outlined("star", 15, range(len(names)))
+        traces.append(_points("prototypes", "prototypes", marker, places["prototypes"], said, []))
     bare = {"visible": False}
-    return [_figure({}, traces, x=bare, y=bare, tall=True)]
+    figure = _figure({}, traces, x=bare, y=bare, tall=True)
+    figure["layout"]["legend"] = {"itemsizing": "constant"}
+    return [figure]
 
 
 def _flattened(parts: Sequence[Tensor]) -> list[list[list[float]]] | None:
@@ -252,22 +268,22 @@ def _flattened(parts: Sequence[Tensor]) -> list[list[list[float]]] | None:
 def _points(
     kind: str,
     name: str,
-    labels: list[int],
+    marker: Figure,
     places: list[list[float]],
     said: list[str],
     numbers: list[int],
 ) -> Figure:
-    marks: dict[str, Figure] = {
-        "test": {"size": 5, "opacity": 0.55},
-        "memory": {"size": 9, "symbol": "diamond", "line": {"width": 1.5, "color": "text"}},
-        "prototypes": {"size": 15, "symbol": "star", "line": {"width": 1.5, "color": "text"}},
-    }
     return {
         **{"type": "scatter", "mode": "markers", "name": name},
         **{"x": [x for x, _ in places], "y": [y for _, y in places], "text": said},
         **{"customdata": numbers, "meta": kind, "hovertemplate": "%{text}<extra></extra>"},
-        "marker": {**marks[kind], "color": [_colour(label) for label in labels]},
+        "marker": marker,
     }
+
+
+def _outlined(symbol: str, size: int, labels: Iterable[int]) -> Figure:
+    line = {"width": 1.5, "color": "text"}
+    return {"symbol": symbol, "size": size, "line": line, "color": [_colour(n) for n in labels]}
 
 
 def _names(result: Result) -> list[str]:
@@ -284,8 +300,7 @@ def _names(result: Result) -> list[str]:
 
 
 def _colour(label: int) -> str:
-    """Of a class; neighbours differ much, by the golden angle."""
-    return f"hsl({137.508 * label % 360:.0f}, {62 - label % 3 * 12}%, {48 + label % 2 * 8}%)"
+    return COLOURS[label % len(COLOURS)]
 
 
 def _heads(result: Result) -> list[str]:

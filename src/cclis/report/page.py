@@ -44,6 +44,9 @@ def render(
         records: As in metrics.jsonl.
         analysis: As in analysis.safetensors.
     """
+    paper = _paper(result)
+    # Beside the paper's numbers stand those that are measured as it measures.
+    headline = compared_head(result) if paper else main_head(result)
     analysis, memory = _memory(result, analysis or {})
     at_once = result["method"] == "joint"
     panels = {
@@ -67,9 +70,8 @@ def render(
             result=result,
             scenarios=SCENARIOS,
             short=figures.SCENARIOS.values(),
-            main=main_head(result),
-            paper=_paper(result),
-            compared=compared_head(result),
+            heads=list(dict.fromkeys([headline, *reversed(result["class_il"])])),
+            paper=paper,
             panels={name: found for name, found in panels.items() if found},
             sheets=sheets,
             memory=memory,

@@ -39,7 +39,7 @@ function draw(name) {
   const axis = { gridcolor: colour("line"), zerolinecolor: colour("line"), linecolor: colour("line"), automargin: true };
   const layout = coloured(figure.layout);
   for (const key of Object.keys(layout).filter(key => /^[xy]axis/.test(key))) {
-    const title = { text: layout[key].title || "", standoff: 8 };
+    const title = { text: layout[key].title || "", standoff: 8, font: { size: 13 } };
     layout[key] = { ...axis, ...layout[key], title };
   }
   const narrow = place.clientWidth < 520;
@@ -51,7 +51,7 @@ function draw(name) {
     hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("text") } },
     margin: { l: 8, r: 8, t: 12, b: 8 },
     modebar: { bgcolor: "transparent", color: colour("quiet"), activecolor: colour("text") },
-    legend: figure.tall && !narrow ? {} : { orientation: "h", y: 1.02, yanchor: "bottom" },
+    legend: { ...layout.legend, ...(figure.tall && !narrow ? {} : { orientation: "h", y: 1.02, yanchor: "bottom" }) },
     showlegend: traces.length > 1,
     colorway: ["#0b7285", "#e8590c", "#7048e8", "#2b8a3e", "#d6336c", "#1c7ed6", "#b08900", "#868e96", "#12b886", "#f03e3e"],
   }, {
@@ -87,21 +87,36 @@ for (const group of document.querySelectorAll(".toggles")) {
 
 const picture = document.getElementById("picture");
 
+// Right of a point or below it; on its other side where the window ends.
+function beside(place, size, end) {
+  return Math.max(0, place + 16 + size > end ? place - 16 - size : place + 16);
+}
+
+function show({ event, points: [point] }) {
+  if (point.customdata === undefined) return;
+  picture.className = point.data.meta + "-sheet";
+  const columns = Number(getComputedStyle(picture).getPropertyValue("--columns"));
+  picture.style.setProperty("--x", point.customdata % columns);
+  picture.style.setProperty("--y", Math.floor(point.customdata / columns));
+  picture.hidden = false;
+  const { clientX, clientY } = event.changedTouches ? event.changedTouches[0] : event;
+  const { clientWidth, clientHeight } = document.documentElement;
+  picture.style.left = beside(clientX, picture.offsetWidth, clientWidth) + "px";
+  picture.style.top = beside(clientY, picture.offsetHeight, clientHeight) + "px";
+}
+
+function hide() {
+  picture.hidden = true;
+}
+
 function showImages(map) {
-  map.removeAllListeners("plotly_hover");
-  map.on("plotly_hover", found => {
-    const point = found.points[0];
-    if (point.customdata === undefined) return;
-    picture.className = point.data.meta + "-sheet";
-    const columns = Number(getComputedStyle(picture).getPropertyValue("--columns"));
-    picture.style.setProperty("--x", point.customdata % columns);
-    picture.style.setProperty("--y", Math.floor(point.customdata / columns));
-    const right = found.event.clientX + 140 > window.innerWidth;
-    picture.style.left = found.event.clientX + (right ? -112 : 16) + "px";
-    picture.style.top = found.event.clientY + 16 + "px";
-    picture.hidden = false;
-  });
-  map.on("plotly_unhover", () => { picture.hidden = true; });
+  // A finger points at nothing: a tap is a click.
+  for (const [event, answer] of [["plotly_hover", show], ["plotly_click", show], ["plotly_unhover", hide]]) {
+    map.removeAllListeners(event);
+    map.on(event, answer);
+  }
+  // Before plotly's own click, which shows the image of the point that was tapped, if any.
+  document.addEventListener("pointerdown", hide);
 }
 
 window.addEventListener("load", () => drawAll());
