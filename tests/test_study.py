@@ -60,8 +60,8 @@ def test_every_study_yields_a_complete_page_and_repeats_nothing(tmp_path: Path, 
         links.remove("data:,")  # no icon, which a browser would ask for
         assert len(set(links)) == rows
         assert all((tmp_path / unquote(link)).is_file() for link in links)
-        assert page.count("<iframe") == (2 if name == "tsne" else 0)
-        assert ("<svg" in page) == (found.axis is not None)
+        drawn = found.maps or found.axis is not None
+        assert ("<svg" in page) == drawn
         with (tmp_path / f"{name}.csv").open(encoding="utf-8") as file:
             table = list(csv.DictReader(file))
         assert len(table) == rows
@@ -74,7 +74,7 @@ def test_every_study_yields_a_complete_page_and_repeats_nothing(tmp_path: Path, 
         assert all(f"| {variant.name} |" in text for variant in found.variants)
         assert (tmp_path / f"{name}.tex").read_text().count(r"\\") == rows + 1
         pictures = {path.suffix for path in tmp_path.glob(f"{name}.[ps][nv]g")}
-        assert pictures == ({".svg", ".png"} if found.axis else set())
+        assert pictures == ({".svg", ".png"} if drawn else set())
     assert ended == {path: path.stat().st_mtime_ns for path in ended}
 
     # Runs that differ only after the first task learned it once.
@@ -110,6 +110,16 @@ def test_a_failed_run_is_shown_and_the_others_go_on(tmp_path: Path, capsys) -> N
     (co2l.path / "result.json").write_text("{}")
     assert study("tsne", tmp_path) == 1
     assert "is not the result of a run" in capsys.readouterr().err
+
+
+def test_a_map_that_cannot_be_drawn_does_not_break_the_page(tmp_path: Path) -> None:
+    assert study("tsne", tmp_path) == 0
+    assert "no map" not in (tmp_path / "tsne.html").read_text(encoding="utf-8")
+    co2l, cclis = planned("tsne", "smoke", benchmarks=["split-digits"], folder=tmp_path)
+    (co2l.path / "analysis.safetensors").unlink()
+    (cclis.path / "analysis.safetensors").write_text("nothing")
+    assert study("tsne", tmp_path) == 0
+    assert (tmp_path / "tsne.html").read_text(encoding="utf-8").count("no map") == 2
 
 
 def test_first_tasks_of_runs_that_failed_are_not_taken_over(tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ def embedding_map(result: Result, analysis: Mapping[str, Tensor]) -> list[Figure
         )
         if name in analysis
     }
-    flat = _flattened(list(parts.values()))
+    flat = flattened(list(parts.values()))
     if flat is None:
         return []
     places = dict(zip(parts, flat, strict=True))
@@ -245,7 +245,7 @@ def embedding_map(result: Result, analysis: Mapping[str, Tensor]) -> list[Figure
     return [figure]
 
 
-def _flattened(parts: Sequence[Tensor]) -> list[list[list[float]]] | None:
+def flattened(parts: Sequence[Tensor]) -> list[list[list[float]]] | None:
     """Points in two dimensions, the same for the same embeddings; None where there is no map."""
     import torch
     from sklearn.manifold import TSNE

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from cclis.errors import InputError
 from cclis.report.compare import (
     COLUMNS,
     PAIRS,
@@ -19,12 +22,15 @@ from cclis.report.compare import (
     numbers,
     paired_table,
 )
-from cclis.report.drawing import Line, line_figure
+from cclis.report.drawing import Line, Map, line_figure, map_figure
+from cclis.report.figures import flattened
 from cclis.report.page import environment
 from cclis.report.results import Result, compared_head, spread
+from cclis.runs import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from torch import Tensor
 
 NAMES = {
     ("class_il", "accuracy"): "Class-IL",
@@ -119,7 +125,7 @@ def study_numbers(
 
 
 def study_figure(rows: Sequence[Row], axis: str) -> Figure:
-    """Class-IL accuracy along the axis of a study; the paper's points hollow and dashed."""
+    """Class-IL accuracy along the axis of a study; the paper's points hollow."""
     by_name: dict[str, list[Row]] = {}
     for row in rows:
         by_name.setdefault(row.line, []).append(row)
@@ -127,14 +133,48 @@ def study_figure(rows: Sequence[Row], axis: str) -> Figure:
     for number, (name, points) in enumerate(by_name.items()):
         ours = [(p, p.measured("class_il", "accuracy")) for p in points]
         printed = [(p, p.published("class_il", "accuracy")) for p in points]
-        for caption, dashed, found in (
+        for caption, hollow, found in (
             (name, False, [(p.place, *_mean_and_deviation(v)) for p, v in ours if v]),
             (f"{name}, the paper", True, [(p.place, *v) for p, v in printed if v]),
         ):
             if found:
                 x, y, deviation = (list(column) for column in zip(*found, strict=True))
-                lines.append(Line(caption, x, y, deviation, number, dashed))
+                lines.append(Line(caption, x, y, deviation, number, hollow))
     return line_figure(lines, axis, "Class-IL accuracy in %")
+
+
+def study_map(rows: Sequence[Row], folder: Path) -> Figure:
+    """Maps of the first run of every row that lies in this folder, a line for each benchmark."""
+    lines: dict[str, list[Map]] = {}
+    for row in rows:
+        title = f"{row.variant}, {row.benchmark}"
+        found = Map(title, (), {})
+        for name, result in [*row.runs.items()][:1]:
+            with suppress(InputError):  # a run is whole without what its report shows
+                found = run_map(title, result, Run(folder / name).analysis)
+        lines.setdefault(row.benchmark, []).append(found)
+    return map_figure([*lines.values()])
+
+
+def run_map(title: str, result: Result, analysis: Mapping[str, Tensor]) -> Map:
+    """Where test samples, the memory's samples and the prototypes lie, flattened by t-SNE.
+
+    Args:
+        title: What stands above it.
+        result: What came out of the run.
+        analysis: What was kept beside it; the map is empty where that is too little.
+    """
+    parts = {
+        kind: (analysis[f"{kind}.embeddings"], analysis[f"{kind}.labels"].tolist())
+        for kind in ("test", "memory")
+        if f"{kind}.embeddings" in analysis
+    }
+    if "prototypes" in analysis:
+        prototypes = analysis["prototypes"]
+        parts["prototypes"] = prototypes, [*range(len(prototypes))]
+    flat = flattened([embeddings for embeddings, _ in parts.values()]) or []
+    points = {kind: (places, parts[kind][1]) for kind, places in zip(parts, flat, strict=False)}
+    return Map(title, [str(name) for name in result["class_names"]], points)
 
 
 def study_page(
@@ -145,7 +185,6 @@ def study_page(
     about: str,
     scale: str,
     svg: bytes | None = None,
-    embed: bool = False,
 ) -> str:
     """All of it as one page, beside the folder `runs`; names in it are shown as text, never run.
 
@@ -156,7 +195,6 @@ def study_page(
         about: What the study asks, in a sentence.
         scale: How large the runs were, in words.
         svg: The figure.
-        embed: Whether to show the reports of the runs inside the page.
     """
     ended = [row for row in rows if row.runs]
     text = None if svg is None else svg.decode()
@@ -171,7 +209,6 @@ def study_page(
         all_heads=[COLUMNS, *accuracy_table([row.entry() for row in ended])],
         pairs=[PAIRS, *paired_table([row.entry(row.head) for row in ended])],
         rows=rows,
-        embed=embed,
     )
 
 

@@ -21,6 +21,7 @@ from cclis.report.study import (
     Row,
     columns,
     study_figure,
+    study_map,
     study_numbers,
     study_page,
     study_table,
@@ -146,18 +147,19 @@ def _write(name: str, rows: Sequence[Row], scale: str, folder: Path) -> list[Pat
     """The page, tables and pictures of a study."""
     study = STUDIES[name]
     header, table = columns(study.scores), study_table(rows, study.scores)
-    contents: dict[str, bytes] = {}
-    if study.axis is not None:
+    figure = None
+    if study.maps:
+        figure = study_map(rows, folder / "runs")
+    elif study.axis is not None:
         figure = study_figure(rows, AXES[study.axis])
-        contents |= {kind: picture(figure, kind) for kind in ("svg", "png")}
+    pictures = {kind: picture(figure, kind) for kind in ("svg", "png")} if figure else {}
     page = study_page(
         rows,
         study.scores,
         title=f"{study.place}: {name}",
         about=study.about,
         scale=scale,
-        svg=contents.get("svg"),
-        embed=study.embed,
+        svg=pictures.get("svg"),
     )
     texts = {
         "html": page,
@@ -165,7 +167,7 @@ def _write(name: str, rows: Sequence[Row], scale: str, folder: Path) -> list[Pat
         "csv": comma_separated(*study_numbers(rows, study.scores)),
         "tex": latex(header, table),
     }
-    contents = {**{kind: text.encode() for kind, text in texts.items()}, **contents}
+    contents = {kind: text.encode() for kind, text in texts.items()} | pictures
     for kind, content in contents.items():
         write_atomically(folder / f"{name}.{kind}", content)
     return [folder / f"{name}.{kind}" for kind in contents]

@@ -46,7 +46,7 @@ class Study:
         benchmarks: Where the paper tries it.
         scores: Which numbers it shows, as (scenario, kind).
         axis: What its figure is drawn along, if it has one.
-        embed: Whether its page shows the reports of its runs.
+        maps: Whether its figure is a map of the embeddings of each variant.
     """
 
     place: str
@@ -56,7 +56,7 @@ class Study:
     benchmarks: tuple[str, ...] = (CIFAR10,)
     scores: tuple[tuple[str, str], ...] = ACCURACY
     axis: Axis | None = None
-    embed: bool = False
+    maps: bool = False
 
 
 METHODS = (
@@ -147,10 +147,11 @@ STUDIES: dict[str, Study] = {
     ),
     "tsne": Study(
         "Figure 3",
-        "Where the samples that the memory keeps lie among all: chosen at random by Co2L, at the "
-        "edges of the clusters by CCLIS. Each report shows its own run.",
+        "Where the samples that the memory keeps lie among test samples, flattened by t-SNE, in "
+        "the first run of each: Co2L chooses them at random, CCLIS by its proposal. The paper says "
+        "that it finds those of CCLIS at the edges of the clusters.",
         (Variant("Co2L", "co2l"), Variant("CCLIS")),
-        embed=True,
+        maps=True,
     ),
 }
 
