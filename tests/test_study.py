@@ -17,9 +17,11 @@ import pytest
 
 from cclis.checkpoints import Checkpoints
 from cclis.cli import main
+from cclis.progress import QUIET, Progress
 from cclis.report.study import Row
 from cclis.runs import Run
 from cclis.study import SCALES, STUDIES, Planned, plan, rows_of
+from cclis.study.running import run_all
 
 FLAGS = ("--scale", "smoke", "--device", "cpu", "--jobs", "2")
 
@@ -110,6 +112,33 @@ def test_a_failed_run_is_shown_and_the_others_go_on(tmp_path: Path, capsys) -> N
     (co2l.path / "result.json").write_text("{}")
     assert study("tsne", tmp_path) == 1
     assert "is not the result of a run" in capsys.readouterr().err
+
+
+def test_why_a_run_failed_is_said_by_itself_in_one_line(tmp_path: Path) -> None:
+    co2l, _ = planned("tsne", "smoke", benchmarks=["split-digits"], folder=tmp_path)
+    co2l.path.mkdir(parents=True)
+    (co2l.path / "config.yaml").write_text("method: [\nseed: 0")
+    co2l.log.symlink_to("/dev/null")  # others may write there as well
+    failed = run_all([co2l], [co2l], 1, QUIET)
+    assert re.fullmatch(r"cannot read [^\n^]+ but got '<stream end>'[^\n^]+", failed[co2l.name])
+
+
+def test_a_run_that_another_process_ends_has_not_failed(tmp_path: Path) -> None:
+    co2l, _ = planned("tsne", "smoke", benchmarks=["split-digits"], folder=tmp_path)
+    said = []
+
+    class Meanwhile(Progress):
+        def say(self, text: str) -> None:
+            said.append(text)
+            if text.startswith("failed"):
+                aside.rename(co2l.path / "result.json")
+
+    co2l.path.parent.mkdir()
+    assert run_all([co2l], [co2l], 1, QUIET) == {}
+    aside = (co2l.path / "result.json").rename(tmp_path / "aside")
+    with Run.open(co2l.path).alone():
+        assert run_all([co2l], [co2l], 1, Meanwhile(quiet=True)) == {}
+    assert f"another process is working on {co2l.path} " in said[-1]
 
 
 def test_a_map_that_cannot_be_drawn_does_not_break_the_page(tmp_path: Path) -> None:

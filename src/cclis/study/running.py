@@ -11,7 +11,7 @@ import threading
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from multiprocessing import forkserver
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 
@@ -33,26 +33,29 @@ def run_all(
         return {}
     context, threads = _processes(), max(1, _cores() // min(jobs, len(todo)))
     here = os.getcwd(), dict(os.environ)
-    waiting, working = list(todo), list[tuple[Planned, BaseProcess]]()
+    waiting, working = list(todo), list[tuple[Planned, BaseProcess, Connection]]()
     failed: dict[str, str] = {}
     with progress.bar("runs", len(todo)) as bar, Interruption() as stop:
         stop.waits = True  # a process that was started must be known before it can be stopped
         try:
             while waiting or working:
                 stop.check()
-                under_way = [run for run, _ in working]
+                under_way = [run for run, *_ in working]
                 run = _next(waiting, under_way, planned, failed) if len(working) < jobs else None
                 if run is not None:
                     waiting = [other for other in waiting if other.name != run.name]
                     progress.say(f"{'going on with' if run.begun else 'starting'} {run.name}")
-                    started = context.Process(target=_work, args=(run, threads, *here), daemon=True)
+                    told, tell = context.Pipe(duplex=False)
+                    arguments = (run, tell, threads, *here)
+                    started = context.Process(target=_work, args=arguments, daemon=True)
                     started.start()
-                    working.append((run, started))
+                    working.append((run, started, told))
                     continue
-                wait([process.sentinel for _, process in working], LOOK_AGAIN_SECONDS)
-                for run, process in [pair for pair in working if not pair[1].is_alive()]:
-                    working.remove((run, process))
-                    why = _failure(run, process.exitcode)
+                wait([process.sentinel for _, process, _ in working], LOOK_AGAIN_SECONDS)
+                for ended in [each for each in working if not each[1].is_alive()]:
+                    working.remove(ended)
+                    run, process, told = ended
+                    why = _failure(run, process.exitcode, told)
                     if why is not None:
                         failed[run.name] = why
                         progress.say(f"failed: {run.name}: {why} (its log: {run.log})")
@@ -60,12 +63,13 @@ def run_all(
                         progress.say(f"{run.name}: {_accuracy(run.result)}")
                     bar.advance(note=f"{len(failed)} failed" if failed else None)
         except Interrupted as caught:
-            for _, process in working:
+            for _, process, _ in working:
                 process.terminate()  # it saves what it has, once
-            for _, process in working:
+            for _, process, _ in working:
                 process.join()
             raise Interrupted(f"{caught}; go on with the same command") from None
-    return failed
+    # Another study may have ended meanwhile what it would not let go of.
+    return {run.name: failed[run.name] for run in todo if run.name in failed and not run.finished}
 
 
 def _processes() -> SpawnContext | ForkServerContext:
@@ -82,8 +86,24 @@ def _processes() -> SpawnContext | ForkServerContext:
     return context
 
 
-def _work(run: Planned, threads: int, folder: str, environment: dict[str, str]) -> None:
-    """What the process of a run does."""
+def _work(
+    run: Planned, tell: Connection, threads: int, folder: str, environment: dict[str, str]
+) -> None:
+    """What the process of a run does; it tells why it fails, as others may write to its log."""
+    try:
+        _learn(run, threads, folder, environment)
+    except Interrupted:
+        sys.exit(STOPPED)
+    except InputError as error:
+        print(error, file=sys.stderr)
+        tell.send(str(error))
+        sys.exit(2)
+    except Exception as error:
+        tell.send(f"{type(error).__name__}: {error}")
+        raise
+
+
+def _learn(run: Planned, threads: int, folder: str, environment: dict[str, str]) -> None:
     # A server knows those of the moment it was started.
     os.chdir(folder)
     os.environ.update(environment)
@@ -99,18 +119,12 @@ def _work(run: Planned, threads: int, folder: str, environment: dict[str, str]) 
 
     if run.config.threads is None:
         torch.set_num_threads(threads)
-    try:
-        if run.begun:
-            there = Run.open(run.path)
-            data, device = run.config.data, run.config.device
-            resume(there, dataclasses.replace(there.config, data=data, device=device), Progress())
-        else:
-            train(run.config, Progress())
-    except InputError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
-    except Interrupted:
-        sys.exit(STOPPED)
+    if run.begun:
+        there = Run.open(run.path)
+        data, device = run.config.data, run.config.device
+        resume(there, dataclasses.replace(there.config, data=data, device=device), Progress())
+    else:
+        train(run.config, Progress())
 
 
 def _next(
@@ -140,21 +154,21 @@ def _has_first_task(run: Planned) -> bool:
     return False
 
 
-def _failure(run: Planned, exit_code: int | None) -> str | None:
+def _failure(run: Planned, exit_code: int | None, told: Connection) -> str | None:
     """Why a run failed, in a line; None if it did not."""
-    if exit_code == 0:
-        try:
-            return None if run.result else "no result"
-        except InputError as error:
-            return str(error)
+    try:
+        return None if run.result else "no result"
+    except InputError as error:
+        reason = str(error)
+    if exit_code == STOPPED:
+        return "stopped by a signal"
     if exit_code is not None and exit_code < 0:
         return f"killed by {signal.Signals(-exit_code).name}"
-    try:
-        lines = run.log.read_text(encoding="utf-8", errors="replace").split("\n")
-    except OSError as error:
-        return f"cannot write {run.log}: {error.strerror}"
-    said = [line.strip() for line in lines if line.strip()]
-    return "stopped by a signal" if exit_code == STOPPED or not said else said[-1]
+    with suppress(EOFError):
+        reason = told.recv() if told.poll() else reason
+    # YAML's errors have lines of their own for a caret below the place they speak of.
+    lines = [line.strip() for line in reason.splitlines()]
+    return " ".join(line for line in lines if line not in ("", "^"))
 
 
 def _accuracy(result: Result) -> str:
