@@ -28,6 +28,7 @@ LAYERS = (
     {"experiment"},
     {"learner", "study", "tune"},
     {"cli"},
+    {"__main__"},
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import cclis
 from cclis.cli import main
 from tests.conftest import QUICK, quick
 
@@ -317,3 +318,16 @@ def test_a_memory_smaller_than_the_classes_is_said_before_training(capsys) -> No
     said = capsys.readouterr().err
     assert "a memory of 3 is smaller than the 10 classes" in said
     assert said.index("smaller than") < said.index("training")
+
+
+def test_the_package_can_be_run_as_a_module() -> None:
+    command = [sys.executable, "-m", "cclis", "--version"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert said.stdout == f"cclis {cclis.__version__}\n"
+
+
+def test_paths_are_printed_as_they_are(capsys) -> None:
+    quick = [part for k, v in QUICK.items() for part in (f"--{k}", str(v))]
+    folder = "a[/b] [bold]c"
+    assert main(["train", "--output", folder, "--tasks", "2", *quick]) == 0
+    assert f"report   {folder}/report.html" in capsys.readouterr().out

@@ -15,8 +15,11 @@ import pytest
 from cclis.cli import main
 from cclis.config import make_config
 from cclis.experiment import train
+from cclis.report.drawing import picture
 from cclis.report.page import render
+from cclis.report.study import Row, study_figure, study_page
 from cclis.runs import Run
+from cclis.study.catalogue import ACCURACY
 from tests.conftest import QUICK
 
 CHROMIUM = next(
@@ -28,7 +31,10 @@ MARKS = ".scatterlayer path, .barlayer path, .boxlayer path, .heatmaplayer image
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 PANELS = ("matrix", "curves", "forgetting", "confusion", "losses", "importance", "map")
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None and os.environ.get("CCLIS_BROWSER") != "required",
+    reason="there is no Chromium here",
+)
 
 
 class Window:
@@ -253,3 +259,21 @@ def test_at_night_the_page_is_dark(window: Window, run: Run) -> None:
     page.wait_for_function(
         "getComputedStyle(document.querySelector('#curves .legendtext')).fill === 'rgb(28, 32, 36)'"
     )
+
+
+def test_a_study_shows_its_figure_and_its_table(window: Window, run: Run, tmp_path: Path) -> None:
+    result = run.result
+    rows = [
+        Row("split-digits", 20, f"λ = {place}", {"a": result}, {}, {}, "CCLIS", place)
+        for place in (0.0, 0.6)
+    ]
+    svg = picture(study_figure(rows, "λ"), "svg")
+    page = study_page(rows, ACCURACY, title="Figure 2", about="", scale="", svg=svg)
+    (tmp_path / "study.html").write_text(page, encoding="utf-8")
+    window.page.goto((tmp_path / "study.html").as_uri())
+    figure = window.page.locator("svg").first.bounding_box()
+    assert figure["width"] > 300
+    assert figure["height"] > 200
+    texts = window.page.locator("table").first.locator("td").all_text_contents()
+    assert f"{result['class_il'][rows[0].head]['accuracy']:.2f}" in texts
+    assert texts.count("split-digits") == 2

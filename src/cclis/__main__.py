@@ -1,0 +1,5 @@
+"""`python -m cclis` is `cclis`."""
+
+from cclis.cli import entry
+
+entry()
