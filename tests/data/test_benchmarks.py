@@ -149,6 +149,14 @@ def test_a_class_may_lack_test_images_but_a_task_may_not(limit):
 
 
 @pytest.mark.parametrize(
+    ("limit", "labels"), [(None, [0, 1, 2, 3, 0]), (1, [0, 1, 2, 3] * 2)], ids=["last", "limit"]
+)
+def test_a_task_of_one_training_image_is_named_at_once(limit, labels):
+    with pytest.raises(InputError, match="task 2 of animals has one training image"):
+        stream([3, 1], [0, 1, 2, 3], limit, train=split(labels))
+
+
+@pytest.mark.parametrize(
     "setting", [{"limit": 0}, {"limit": -3}, {"class_order": -1}, {"image_size": 0}]
 )
 def test_settings_out_of_range_are_refused(setting):
@@ -169,7 +177,7 @@ class Counted(Split):
 
 def test_tasks_are_read_when_they_are_asked_for(monkeypatch):
     monkeypatch.setattr(Counted, "reads", 0)
-    benchmark = stream([1] * 4, [0, 1, 2, 3], train=split([0, 1, 2, 3], Counted))
+    benchmark = stream([1] * 4, [0, 1, 2, 3], train=split([0, 1, 2, 3] * 2, Counted))
     tasks = iter(benchmark)
     assert Counted.reads == 0
     next(tasks)
@@ -243,7 +251,7 @@ def test_own_arrays_come_two_classes_a_task(tmp_path):
 
 @pytest.mark.parametrize(("classes", "sizes"), [(1, (1,)), (3, (3,)), (5, (3, 2)), (7, (3, 2, 2))])
 def test_an_odd_number_of_own_classes_is_used_up(tmp_path, classes, sizes):
-    path = write_npz(tmp_path / "own.npz", list(range(classes)))
+    path = write_npz(tmp_path / "own.npz", [*range(classes)] * 2)
     assert load_benchmark("npz", str(path)).task_sizes == sizes
 
 

@@ -181,6 +181,21 @@ def test_other_numbers_of_channels_are_refused(shape):
         as_uint8_images(np.zeros(shape, np.uint8))
 
 
+@pytest.mark.parametrize(
+    "images",
+    [
+        [[[0.0, 1.0], [0.0]], [[0.0, 1.0], [0.0]]],
+        torch.zeros(2, 4, 4).to_sparse(),
+        torch.zeros(2, 4, 4, device="meta"),
+        [torch.zeros(4, 4, requires_grad=True)] * 2,
+    ],
+    ids=["ragged", "sparse", "meta", "with gradients"],
+)
+def test_what_cannot_become_an_array_is_refused(images):
+    with pytest.raises(InputError, match="must be an array, a dense tensor or a sequence"):
+        as_uint8_images(images)
+
+
 def test_one_colour_image_is_not_taken_for_many_grey_ones():
     with pytest.raises(InputError, match="looks like one colour image"):
         as_uint8_images(np.zeros((8, 9, 3), dtype=np.uint8))

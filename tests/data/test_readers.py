@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import shutil
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -323,6 +324,41 @@ def test_a_huge_memo_index_takes_no_memory(tmp_path):
         read_cifar10(root)
 
 
+PAIR = b"q\x00h\x00\x86"  # memoise what is there, take it again, and make a tuple of both
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (b")" + PAIR * 25, "used again"),
+        (b")" + b"2\x86" * 25, "used again"),
+        (b")" + (b"Nb" + PAIR) * 25, "used again"),
+        (b")" + (b"(e" + PAIR) * 25, "used again"),
+        (b"U\x00q\x00)" + PAIR * 25, "used again"),
+        (b")" + b"\x85" * 2000, "too many tuples"),
+        (b"\x8a\x09" + b"\xff" * 7 + b"\x1f\x00", "number is too large"),
+        (b"c_codecs\nencode\nX\x01\x00\x00\x00aX\x04\x00\x00\x00idna\x86R", "encoding idna"),
+    ],
+    ids=["memo", "dup", "build", "appends", "overwritten", "deep", "one hash", "encoding"],
+)
+def test_pickles_that_would_take_forever_are_refused(tmp_path, keys, message):
+    root = python_folder(tmp_path, b"\x80\x02}" + keys + b"Ns.")
+    with pytest.raises(InputError, match=f"data_batch_1 .*{message}"):
+        read_cifar10(root)
+
+
+def test_a_text_that_is_encoded_many_times_takes_memory_once(tmp_path):
+    long = b"X" + (1 << 20).to_bytes(4, "little") + b"a" * (1 << 20) + b"q\x01"
+    named = b"c_codecs\nencode\nq\x00" + long + b"X\x06\x00\x00\x00latin1q\x02"
+    root = python_folder(tmp_path, b"\x80\x02](" + named + b"h\x00h\x01h\x02\x86R" * 200 + b"e.")
+    tracemalloc.start()
+    with pytest.raises(InputError, match="data_batch_1"):
+        read_cifar10(root)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20 << 20
+
+
 def test_real_cifar10(real_cifar):
     cifar = read_cifar10(real_cifar)
     assert cifar.train.labels[:5].tolist() == [6, 9, 9, 4, 1]  # frog truck truck deer automobile
@@ -567,6 +603,25 @@ def test_image_folder_problems_are_sentences(folder, spoil, message):
         read_image_folder(folder)
 
 
+def test_only_regular_files_are_images(folder):
+    os.mkfifo(folder / "train" / "cat" / "0.png")
+    with pytest.raises(InputError, match=r"cat/0\.png is missing, or no regular file"):
+        read_image_folder(folder)
+    assert len(read_image_folder(folder, skip_corrupt=True).train) == 2
+
+
+def test_names_that_are_no_utf8_are_escaped(folder):
+    for split in ("train", "test"):
+        os.rename(folder / split / "cat", os.fsencode(folder / split) + b"/caf\xe9")
+    (folder / "train" / os.fsdecode(b"caf\xe9") / "2.png").write_bytes(b"no image")
+    said = []
+    progress = Progress(quiet=True)
+    progress.say = said.append
+    found = read_image_folder(folder, None, progress, skip_corrupt=True)
+    assert found.class_names == ("ant", r"caf\udce9")
+    assert said[0].encode()
+
+
 def test_image_folder_truncated_image_is_named(folder):
     file = folder / "test" / "cat" / "1.png"
     Image.effect_noise((12, 8), 90).convert("RGB").save(file)
@@ -635,6 +690,22 @@ def test_npz_class_names(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "changes",
+    [
+        {"y_train": np.array(["b", "\ud800", "b"]), "y_test": np.array(["b"])},
+        {
+            "y_train": np.array([1, 0, 1]),
+            "y_test": np.array([1]),
+            "class_names": np.array(["\ud800", "b"]),
+        },
+    ],
+    ids=["labels", "class_names"],
+)
+def test_npz_texts_that_are_no_utf8_are_escaped(tmp_path, changes):
+    assert set(read_npz(npz(tmp_path, **changes)).class_names) == {"b", r"\ud800"}
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"y_test": None}, "no array 'y_test'"),
@@ -648,6 +719,7 @@ def test_npz_class_names(tmp_path):
         ({"y_test": np.array([4])}, "y_test holds the class 4"),
         ({"y_test": np.array(["7"])}, "both be integers, or both texts"),
         ({"y_train": np.array([1, 2, 2**64 - 1], np.uint64)}, "too large"),
+        ({"y_train": np.full(3, 0x110000, np.uint32).view("U1")}, "cannot read .*data.npz"),
     ],
 )
 def test_npz_problems_are_sentences(tmp_path, changes, message):

@@ -76,6 +76,8 @@ class Benchmark:
         self._dataset, self._order, self._limit = dataset, tuple(order[: sum(sizes)]), limit
         self.class_names = tuple(dataset.class_names[c] for c in self._order)
         counts = np.bincount(dataset.train.labels, minlength=len(dataset.class_names))
+        if limit is not None:
+            counts = counts.clip(max=limit)
         for c in self._order:
             if not counts[c]:
                 raise InputError(
@@ -83,6 +85,10 @@ class Benchmark:
                 )
         for index in range(len(self)):
             of_task = [self._order[c] for c in self._classes_of(index)]
+            if counts[of_task].sum() < 2:
+                raise InputError(
+                    f"task {index + 1} of {name} has one training image; it needs at least two"
+                )
             if not np.isin(dataset.test.labels, of_task).any():
                 raise InputError(f"task {index + 1} of {name} has no test images")
 

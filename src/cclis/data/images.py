@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cclis.errors import InputError
+from cclis.errors import InputError, as_input_errors
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,14 +114,19 @@ def as_uint8_images(images: Any) -> Tensor:
     return torch.from_numpy(np.array(array, order="C"))
 
 
+def as_array(given: Any, what: str) -> NDArray[Any]:
+    """An array of an array, a tensor or a sequence; `what` it holds is for the error's sentence."""
+    with as_input_errors(f"{what} must be an array, a dense tensor or a sequence"):
+        return given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
+
+
 def _as_array(images: Any) -> NDArray[Any]:
-    if isinstance(images, Tensor):
-        floating = images.detach().cpu()
-        return (floating.float() if floating.is_floating_point() else floating).numpy()
+    if isinstance(images, Tensor) and images.is_floating_point():
+        images = images.float()  # numpy does not have all of torch's types
     if not isinstance(images, np.ndarray) and isinstance(images, Sequence):
-        shapes = sorted({np.shape(image) for image in images})
+        shapes = sorted({as_array(image, "an image").shape for image in images})
         if len(shapes) > 1:
             raise InputError(
                 f"images of different sizes: {shapes[0]} and {shapes[1]}; resize them first"
             )
-    return np.asarray(images)
+    return as_array(images, "images")

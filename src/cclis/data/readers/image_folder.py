@@ -9,6 +9,7 @@ import numpy as np
 
 from cclis.data.readers.dataset import Dataset, Split
 from cclis.data.readers.pictures import Files, decode, header, images_in, in_parallel, labels_of
+from cclis.data.readers.text import text
 from cclis.errors import InputError
 from cclis.progress import QUIET, Progress
 
@@ -52,7 +53,7 @@ def read_image_folder(
         )
         return Split(np.concatenate([np.stack(part) for part in parts]), labels_of(files[split]))
 
-    return Dataset(read("train"), read("test"), tuple(names))
+    return Dataset(read("train"), read("test"), tuple(text(name) for name in names))
 
 
 def _folders_in(folder: Path) -> list[str]:
@@ -95,7 +96,7 @@ def _readable(files: Files, names: Sequence[str], progress: Progress) -> Files:
     bad = [path for (path, _), fine in zip(files, good, strict=True) if not fine]
     if bad:
         more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-        which = ", ".join(str(path) for path in bad[:3])
+        which = ", ".join(text(path) for path in bad[:3])
         progress.say(
             f"left out {len(bad)} of {len(files)} images that cannot be read: {which}{more}"
         )

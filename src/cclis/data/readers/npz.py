@@ -75,7 +75,11 @@ def _load(path: Path) -> dict[str, NDArray[Any]]:
                     f"it holds {', '.join(file.files) or 'nothing'}"
                 )
             # A member that is no array at all comes out as bytes.
-            return {key: np.asarray(file[key]) for key in (*keys, "class_names") if key in file}
+            arrays = {key: np.asarray(file[key]) for key in (*keys, "class_names") if key in file}
+        for array in arrays.values():
+            if array.dtype.kind == "U":
+                array.tolist()  # which raises where numbers are no characters
+        return arrays
     except InputError:
         raise
     # Damaged archives raise nearly every type of exception.
@@ -116,7 +120,7 @@ def _labels(
 
 def _names(path: Path, names: NDArray[Any] | None, classes: NDArray[Any]) -> tuple[str, ...]:
     if names is None or classes.dtype.kind == "U":
-        return tuple(str(label) for label in classes)
+        return tuple(text(label) for label in classes)
     if names.ndim != 1 or names.dtype.kind not in "SU":
         raise InputError(f"{path}: class_names should be a list of texts, not {names.dtype}")
     if classes[0] < 0 or classes[-1] >= len(names):

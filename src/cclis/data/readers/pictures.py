@@ -69,6 +69,9 @@ def decode(path: Path, mode: str, image_size: int | None = None) -> Uint8:
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
     try:
+        # Whatever else has the name of an image, such as a pipe, could be waited for forever.
+        if not path.is_file():
+            raise InputError(f"{path} is missing, or no regular file; replace or remove it")
         with Image.open(path) as image:
             if image.width * image.height > LARGEST:
                 raise InputError(

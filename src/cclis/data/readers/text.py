@@ -25,8 +25,9 @@ def lines(file: Path) -> list[str]:
 
 
 def text(value: Any) -> str:
-    """Text of what may be bytes."""
-    return value.decode("latin1") if isinstance(value, bytes) else str(value)
+    """Text of what may be bytes; what UTF-8 cannot hold, as in names on a disk, is escaped."""
+    found = value.decode("latin1") if isinstance(value, bytes) else str(value)
+    return found.encode("utf-8", "backslashreplace").decode()
 
 
 def first_line(error: Exception) -> str:
