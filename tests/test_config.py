@@ -151,6 +151,20 @@ def test_a_yaml_file_without_settings_is_refused(tmp_path, content: str) -> None
 
 
 @pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        ("epochs: 1\nseed: 2\nepochs: 3\n", r"'epochs' is given twice(.|\n)*line 3"),
+        ("learning_rate: {low: 1, low: 2}\n", "'low' is given twice"),
+    ],
+)
+def test_a_setting_that_is_given_twice_is_refused(tmp_path, content: str, part: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(content)
+    with pytest.raises(InputError, match=rf"bad\.yaml: {part}"):
+        read_yaml(path)
+
+
+@pytest.mark.parametrize(
     ("settings", "part"),
     [
         ({"epochs": 1.5}, "epochs must be int, not 1.5"),

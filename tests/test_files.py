@@ -93,7 +93,11 @@ def test_json_that_others_could_not_read_is_not_written(tmp_path, value):
     assert read_json(file) == 1
 
 
-@pytest.mark.parametrize("content", [b"", b'{"a": 1', b"\xff\xfe\x00", b"{'a': 1}"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b'{"a": 1', b"\xff\xfe\x00", b"{'a': 1}", b"1" * 5000, b"[" * 100_000],
+    ids=["empty", "cut", "bytes", "quotes", "long number", "deep"],
+)
 def test_what_is_no_json_is_named(tmp_path, content):
     file = tmp_path / "a.json"
     file.write_bytes(content)
@@ -104,8 +108,9 @@ def test_what_is_no_json_is_named(tmp_path, content):
 def test_json_that_is_not_there(tmp_path):
     with pytest.raises(InputError, match=r"none\.json.*No such file"):
         read_json(tmp_path / "none.json")
-    with pytest.raises(InputError, match="cannot read"):
-        read_json(tmp_path)
+    for path in (tmp_path, tmp_path / "a\0b"):
+        with pytest.raises(InputError, match="cannot read"):
+            read_json(path)
 
 
 # ----------------------------------------------------------------------------------- tensors

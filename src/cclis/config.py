@@ -566,6 +566,23 @@ def recipe_for(benchmark: str, method: str, memory: int | None) -> str | None:
     return sizes[min(sizes, key=lambda size: (abs(size - memory), size) if memory else (size, 0))]
 
 
+class _SettingsLoader(yaml.SafeLoader):
+    """Refuses what is given twice, where YAML's own loader takes the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The mapping of a node."""
+        mapping = super().construct_mapping(node, deep)
+        given = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in given:
+                raise yaml.MarkedYAMLError(
+                    problem=f"'{key}' is given twice", problem_mark=key_node.start_mark
+                )
+            given.add(key)
+        return mapping
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file that holds settings by name."""
     try:
@@ -575,7 +592,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         # References let a few lines unfold into gigabytes.
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
             raise InputError(f"cannot read {path}: settings do not refer to each other by *name")
-        loaded = yaml.safe_load(text)
+        loaded = yaml.load(text, Loader=_SettingsLoader)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         if isinstance(error, InputError):
             raise

@@ -72,7 +72,9 @@ def read_json(path: Path) -> Any:
         if path.stat().st_size > LONGEST_JSON:
             raise InputError(f"cannot read {path}: it is too long")
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"cannot read {path}: {error}") from None
 
 
