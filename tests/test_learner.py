@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -138,6 +139,11 @@ GOOD = np.zeros((4, 8, 8), dtype=np.uint8)
         (GOOD, [0, 1], "4 images need as many labels"),
         (GOOD, [0.5, 1, 2, 3], "integers or strings"),
         (GOOD, [None, 1, 2, 3], "integers or strings"),
+        (GOOD, [0, "a", 1, "b"], "not a mixture"),
+        (GOOD, [[0], [1, 2], 3, 4], "labels must be an array"),
+        (GOOD, torch.zeros(4, dtype=torch.bfloat16), "labels must be an array"),
+        (GOOD, torch.zeros(4, dtype=torch.int64).to_sparse(), "labels must be an array"),
+        (GOOD, torch.zeros(4, dtype=torch.int64, device="meta"), "labels must be an array"),
         (GOOD[:0], [], "non-empty"),
         (np.zeros((4, 8, 8, 2), dtype=np.uint8), [0, 1, 0, 1], "channels"),
     ],
@@ -178,6 +184,10 @@ def test_predicting_before_learning_is_refused(tmp_path) -> None:
         ({"head": "protoype"}, "Did you mean 'prototype'"),
         ({"encoder": "resnet"}, "unknown encoder"),
         ({"encoder": 3}, "must be a module or a name"),
+        ({"method": None}, "method must be a name, not None"),
+        ({"method": []}, "method must be a name"),
+        ({"head": 5}, "head must be a name, not 5"),
+        ({"crop": np.array(["none", "padded"])}, "crop must be a single value"),
     ],
 )
 def test_bad_arguments_are_refused(arguments: dict[str, Any], part: str) -> None:
@@ -201,6 +211,101 @@ def test_files_that_are_no_learner_are_refused(tmp_path, learner: ContinualLearn
         with pytest.raises(InputError, match=name):
             ContinualLearner.load(tmp_path / name)
     assert not executed.exists()
+
+
+@pytest.mark.parametrize("path", [None, 5, "a\0b"])
+def test_what_is_no_path_is_refused(learner: ContinualLearner, path: Any) -> None:
+    with pytest.raises(InputError, match="cannot write"):
+        learner.save(path)
+    with pytest.raises(InputError, match="is not a saved learner"):
+        ContinualLearner.load(path)
+
+
+def tampered(tmp_path, learner: ContinualLearner, changes: dict[str, Any]) -> Path:
+    """A file of the learner with other tensors, parts of its description, or settings."""
+    from cclis.files import read_tensors, write_tensors
+
+    learner.save(tmp_path / "learner")
+    tensors, description = read_tensors(tmp_path / "learner")
+    for name, value in changes.items():
+        whole, _, part = name.partition("/")
+        if isinstance(value, torch.Tensor):
+            tensors[name] = value
+        elif part and value is None:
+            del description[whole][part]
+        elif part:
+            description[whole][part] = value
+        else:
+            description[name] = value
+    write_tensors(tmp_path / "learner", tensors, description)
+    return tmp_path / "learner"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"config": 5},
+        {"config": ["a"]},
+        {"config/method": None},
+        {"config/method": 3},
+        {"config/device": None},
+        {"config/encoder": None},
+        {"config/memory": None},
+        {"config/epochs": "three"},
+        {"head": 5},
+        {"head": "prototype"},
+        {"head/name": None},
+        {"head/name": []},
+        {"head/on": None},
+        {"head/on": 3},
+        {"head/on": "__doc__"},
+        {"labels": 5},
+        {"labels": "abcdef"},
+        {"labels": [0, 1]},
+        {"labels": [0, 1, 2, 3, 4, "5"]},
+        {"labels": [0, 1, 2, 3, 4, 4]},
+        {"labels": [[0], [1], [2], [3], [4], [5]]},
+        {"task_sizes": 6},
+        {"task_sizes": [2.0, 2.0, 2.0]},
+        {"task_sizes": [7, -1]},
+        {"position": 5},
+        {"image_shape": [8, 8]},
+        {"image_shape": [9, 9, 1]},
+        {"classes": "many"},
+        {"classes": -1},
+        {"head.weight": torch.zeros(6)},
+        {"head.weight": torch.zeros(6, 127)},
+        {"head.weight": torch.zeros(5, 128)},
+        {"head.weight": torch.zeros(6, 128, dtype=torch.float64)},
+        {"head.bias": torch.zeros(1)},
+        {"head.bias": torch.zeros(6, 1)},
+    ],
+    ids=str,
+)
+def test_a_damaged_learner_is_refused_when_it_is_loaded(
+    tmp_path, learner: ContinualLearner, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(InputError):
+        ContinualLearner.load(tampered(tmp_path, learner, changes))
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        {"classes": 2_000_000},
+        {"config/width": 64},
+        {"config/embedding": 1_000_000},
+        {"image_shape": [20_000, 20_000, 1]},
+    ],
+    ids=str,
+)
+def test_what_a_file_claims_is_compared_before_a_network_is_made(
+    tmp_path, learner: ContinualLearner, monkeypatch, claim: dict[str, Any]
+) -> None:
+    path = tampered(tmp_path, learner, claim)
+    monkeypatch.setattr("cclis.engine.trainer.Trainer.__init__", lambda *_, **__: pytest.fail("!"))
+    with pytest.raises(InputError, match=r"belong to another network|others are kept"):
+        ContinualLearner.load(path)
 
 
 def test_a_checkpoint_of_a_run_is_no_learner(tmp_path, learner: ContinualLearner) -> None:

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from cclis.checkpoints import FORMAT
 from cclis.config import StreamOptions, make_config
-from cclis.data.images import ImageSet, as_uint8_images
+from cclis.data.images import ImageSet, as_array, as_uint8_images
 from cclis.engine.trainer import Trainer
-from cclis.errors import InputError, unknown
+from cclis.errors import InputError, as_input_errors, unknown
 from cclis.evaluation.heads import HEADS, Head, View, heads_for
 from cclis.files import read_tensors, write_tensors
 from cclis.methods import METHODS
+from cclis.nn.network import Representation
 from cclis.progress import QUIET, Progress
 
 COSINE_TEMPERATURE = 0.1
@@ -55,13 +56,19 @@ class ContinualLearner:
         progress: bool = False,
         **settings: Any,
     ):
+        if not isinstance(method, str):
+            raise InputError(f"method must be a name, not {method!r}")
+        if not isinstance(head, str | None):
+            raise InputError(f"head must be a name, not {head!r}")
         if isinstance(encoder, str):
             settings["encoder"] = encoder
         elif encoder is not None and not isinstance(encoder, nn.Module):
             raise InputError(f"encoder must be a module or a name, not {type(encoder).__name__}")
-        for name in settings:
+        for name, value in settings.items():
             if name in OF_A_RUN:
                 raise InputError(f"{name} is a setting of `cclis train`, not of a learner")
+            if getattr(value, "ndim", 0):
+                raise InputError(f"{name} must be a single value, not an array")
         if memory is not None:
             settings["memory"] = memory
         self.config = make_config(method, settings)
@@ -148,12 +155,13 @@ class ContinualLearner:
             "own_encoder": self._encoder is not None,
             "format": FORMAT,
         }
-        path = Path(path)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"cannot make {path.parent}: {error.strerror}") from None
-        write_tensors(path, tensors, description)
+        with as_input_errors(f"cannot write {str(path)!r}"):
+            path = Path(path)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise InputError(f"cannot make {path.parent}: {error.strerror}") from None
+            write_tensors(path, tensors, description)
 
     @classmethod
     def load(
@@ -172,6 +180,13 @@ class ContinualLearner:
             device: Where to compute from now on [default: as before].
             progress: Whether to show what goes on.
         """
+        with as_input_errors(f"{str(path)!r} is not a saved learner"):
+            return cls._loaded(path, encoder, device, progress)
+
+    @classmethod
+    def _loaded(
+        cls, path: str | Path, encoder: nn.Module | None, device: str | None, progress: bool
+    ) -> ContinualLearner:
         tensors, description = read_tensors(Path(path))
         needed = {"head", "labels", "config", "own_encoder", "image_shape", "classes", "task_sizes"}
         if not needed <= description.keys() or not {"head.weight", "head.bias"} <= tensors.keys():
@@ -181,6 +196,17 @@ class ContinualLearner:
             raise InputError(f"{path} has the format {made}; this cclis reads {FORMAT}")
         if description["own_encoder"] and encoder is None:
             raise InputError(f"{path} was learned with your own encoder; pass it as encoder=")
+        name, on = description["head"]["name"], description["head"]["on"]
+        labels, sizes = description["labels"], description["task_sizes"]
+        if (
+            not isinstance(name, str)
+            or not isinstance(labels, list)
+            or {type(label) for label in labels} not in ({int}, {str})
+            or not len(labels) == len(set(labels)) == sum(sizes)
+            or any(type(size) is not int or size < 0 for size in sizes)
+            or description["position"] is not None
+        ):
+            raise InputError(f"{path} is not a saved learner: its head or its labels are of no use")
         settings = {k: v for k, v in description["config"].items() if k not in OF_A_RUN}
         settings["device"] = device or settings["device"]
         named = settings.pop("encoder")
@@ -188,7 +214,7 @@ class ContinualLearner:
             settings.pop("method"),
             settings.pop("memory"),
             encoder=encoder or named,
-            head=description["head"]["name"],
+            head=name,
             progress=progress,
             **settings,
         )
@@ -197,9 +223,13 @@ class ContinualLearner:
         )
         here = trainer.fabric.device
         weight, bias = tensors["head.weight"].to(here), tensors["head.bias"].to(here)
-        learner._trainer = trainer
-        learner._head = Head(description["head"]["on"], weight, bias)
-        learner._classes = list(description["labels"])
+        head = Head(on, weight, bias)
+        with torch.no_grad():
+            features = torch.zeros(1, trainer.features, device=here)
+            blank = Representation(features, trainer.method.network.project(features))
+            if head.scores(blank).shape != (1, len(labels)) or bias.shape != (len(labels),):
+                raise InputError(f"{path} is not a saved learner: its head does not fit its labels")
+        learner._trainer, learner._head, learner._classes = trainer, head, labels
         return learner
 
     def _scores(self, images: Any) -> Tensor:
@@ -219,12 +249,14 @@ class ContinualLearner:
 
 
 def _labels(labels: Any, count: int) -> list[Any]:
-    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    array = as_array(labels, "labels")
     if array.dtype == object and all(isinstance(name, str) for name in array.flat):
         array = array.astype(str)
     if array.shape != (count,):
         raise InputError(f"{count} images need as many labels, not an array of {array.shape}")
     if array.dtype.kind not in "iuU":
         raise InputError(f"labels must be integers or strings, not {array.dtype}")
+    if array.dtype.kind == "U" and not all(isinstance(name, str) for name in labels):
+        raise InputError("labels must be all integers or all strings, not a mixture")
     plain: list[Any] = array.tolist()
     return plain

@@ -121,6 +121,36 @@ def test_a_resnet_starts_as_torch_makes_it_or_scaled_by_its_fan_out():
         assert float(other.weight.detach().var()) == pytest.approx(2 / (out * area), rel=0.2)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"width": 10**9},
+        {"width": 10**6, "encoder": "resnet18"},
+        {"embedding": 10**12},
+    ],
+)
+def test_a_network_that_does_not_fit_into_memory_is_not_made(settings):
+    with pytest.raises(InputError, match="does not fit into memory"):
+        Trainer(make_config("cclis", {"device": "cpu", **settings}), (8, 8, 1), 2)
+
+
+def test_a_network_too_large_for_the_gpu_is_refused(monkeypatch):
+    def full(self, network):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("lightning_fabric.Fabric.to_device", full)
+    with pytest.raises(InputError, match="does not fit into the GPU's memory"):
+        Trainer(make_config("cclis", {"device": "cpu", "width": 8}), (8, 8, 1), 2)
+
+
+def test_making_room_on_no_device_draws_nothing():
+    torch.manual_seed(0)
+    expected = ConvEncoder(1, 4).state_dict()
+    torch.manual_seed(0)
+    found = make_encoder(NetworkOptions(encoder="conv", width=4), (8, 8, 1)).state_dict()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
 def test_contrastive_methods_scale_their_encoder_and_classifiers_do_not():
     def spread(name):
         options = {"encoder": "resnet18", "width": 32, "device": "cpu"}

@@ -32,7 +32,7 @@ from cclis.errors import InputError, as_input_errors
 from cclis.memory import Memory
 from cclis.methods import METHODS, Batch, Visible
 from cclis.nn.compiling import compiles
-from cclis.nn.network import Representation, feature_dimension, make_encoder
+from cclis.nn.network import Representation, feature_dimension, made, make_encoder
 from cclis.progress import QUIET, Progress
 
 Record = dict[str, Any]
@@ -79,6 +79,7 @@ class Trainer:
 
     Attributes:
         images: How many images its steps have gone through.
+        features: How many features its encoder gives.
 
     Args:
         config: All settings.
@@ -105,9 +106,13 @@ class Trainer:
                 encoder = make_encoder(config, image_shape, fan_out=kind.fan_out)
             else:
                 encoder = copy.deepcopy(encoder)
-            features = feature_dimension(encoder.cpu(), image_shape)
-            network = kind.make_network(config, encoder, image_shape[2], features, classes)
-        network = self.fabric.to_device(network)
+            own, channels = encoder.cpu(), image_shape[2]
+            self.features = feature_dimension(own, image_shape)
+            network = made(lambda: kind.make_network(config, own, channels, self.features, classes))
+        try:
+            network = self.fabric.to_device(network)
+        except torch.OutOfMemoryError:
+            raise InputError("the network does not fit into the GPU's memory") from None
         if compiles(config, self.fabric.device):
             network.compile_encoder()
         if self.fabric.device.type == "cuda":
@@ -436,6 +441,19 @@ class Trainer:
             config = make_config(settings.pop("method"), settings)
             height, width, channels = description["image_shape"]
             shape, classes = (int(height), int(width), int(channels)), int(description["classes"])
+            # A small file may claim a network of any size: compared before it takes memory. What
+            # the encoder gives, and one of your own, are not known by then.
+            with torch.device("meta"):
+                blank = make_encoder(config, shape) if encoder is None else nn.Identity()
+                kind = METHODS[config.method]
+                claimed = kind.make_network(config, blank, shape[2], 1, classes)
+            there = under("network.", tensors)
+            for name, value in claimed.state_dict().items():
+                if name not in there or value.numel() > there[name].numel():
+                    raise InputError(f"these weights belong to another network: {name} differs")
+            kept = tensors.get("memory.images")
+            if kept is not None and kept.shape[1:] != shape:
+                raise InputError(f"images of {shape} were learned, but others are kept")
         trainer = cls(config, shape, classes, encoder=encoder, progress=progress)
         trainer.restore(tensors, description)
         return trainer

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +20,36 @@ from cclis.nn.compiling import compiled
 from cclis.nn.conv import ConvEncoder
 from cclis.nn.resnet import RESNETS, scale_by_fan_out
 
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
 SMALL_SIDE = 28
 """Grey images up to this side get the small encoder."""
+
+
+def made(make: Callable[[], ModuleT]) -> ModuleT:
+    """What `make` makes, unless this machine has less memory than it takes.
+
+    It is made on torch's meta device first, which takes none and draws no random numbers.
+    """
+    try:
+        with torch.device("meta"):
+            blank = make()
+        needed = sum(tensor.nbytes for tensor in (*blank.parameters(), *blank.buffers()))
+        if needed > _memory():
+            raise RuntimeError(f"{needed / 2**30:.0f} GiB")
+        return make()
+    except RuntimeError as error:
+        raise InputError(
+            f"the network does not fit into memory ({error}); use a smaller width or embedding"
+        ) from None
+
+
+def _memory() -> float:
+    """Bytes of this machine's memory, where it says."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return float("inf")
 
 
 def make_encoder(
@@ -36,8 +65,8 @@ def make_encoder(
         small = channels == 1 and max(height, width) <= SMALL_SIDE
         name = "conv" if small else "resnet18"
     if name == "conv":
-        return ConvEncoder(channels, options.width)
-    encoder = RESNETS[name](channels, options.width)
+        return made(lambda: ConvEncoder(channels, options.width))
+    encoder = made(lambda: RESNETS[name](channels, options.width))
     if fan_out:
         scale_by_fan_out(encoder)
     return encoder
@@ -217,7 +246,9 @@ class PrototypeNetwork(ProjectionNetwork):
         self, encoder: nn.Module, channels: int, features: int, embedding: int, classes: int
     ):
         super().__init__(encoder, channels, features, embedding, classes)
-        self.prototypes = nn.Parameter(F.normalize(torch.randn(classes, embedding), dim=1))
+        self.prototypes = nn.Parameter(torch.randn(classes, embedding))
+        if not self.prototypes.is_meta:  # to compute there, torch takes a second to get ready
+            self.normalise_prototypes()
 
     def similarity(self, images: Tensor) -> Tensor:
         """Cosines of all prototypes with images (B, C, H, W): (classes, B)."""
