@@ -232,6 +232,7 @@ def test_a_phone_is_wide_enough(window: Window, run: Run) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     for panel in PANELS:
         assert page.locator(f"#{panel}").bounding_box()["width"] <= 390
+        assert page.evaluate(f"document.getElementById('{panel}')._fullLayout.dragmode") is False
     assert page.locator(".choice").bounding_box()["height"] < 50
     for name in ("effective sample size", "spread of g", "error of the denominator"):
         page.get_by_role("button", name=name).click()

@@ -51,6 +51,8 @@ function draw(name) {
     hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("text") } },
     margin: { l: 8, r: 8, t: 12, b: 8 },
     modebar: { bgcolor: "transparent", color: colour("quiet"), activecolor: colour("text") },
+    // A finger that scrolls the page must not zoom a figure.
+    dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
     legend: { ...layout.legend, ...(figure.tall && !narrow ? {} : { orientation: "h", y: 1.02, yanchor: "bottom" }) },
     showlegend: traces.length > 1,
     colorway: ["#0b7285", "#e8590c", "#7048e8", "#2b8a3e", "#d6336c", "#1c7ed6", "#b08900", "#868e96", "#12b886", "#f03e3e"],
