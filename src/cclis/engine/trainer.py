@@ -388,11 +388,17 @@ class Trainer:
         """Refuse to go on if a step was not finite; on a GPU this waits for all steps so far."""
         failed, steps = self._step.failed, self._steps
         if failed is not None:
+            words = ("rate", "momentum", "decay", "temperature", "weight", "memory_strength")
+            scales = [
+                f"{name} {value:g}"
+                for name, value in self.config.to_dict().items()
+                if isinstance(value, float) and name.endswith(words) and "probe" not in name
+            ]
             raise InputError(
                 f"the loss or its gradient was no longer finite in task {len(self.task_sizes) + 1},"
                 f" epoch {failed // steps + 1}, step {failed % steps + 1} of {steps} "
-                f"(learning_rate {self.config.learning_rate:g}, precision "
-                f"{self.config.precision}); try a lower learning_rate"
+                f"({', '.join(scales)}, precision {self.config.precision}); a lower learning_rate "
+                "may help"
             )
 
     @property
