@@ -1,6 +1,6 @@
 """What Seq-CIFAR-10 costs with every method, relative to ER, on this machine.
 
-    python benchmarks/methods.py [--quick] [--out results/speed-methods]
+    python benchmarks/methods.py [--quick] [--methods er gss ...] [--out results/speed-methods]
 
 Each method learns five tasks of random 32×32 images with its own batch size. The last is timed,
 without what compiling and recording take: with a full memory, a teacher where the method has one,
@@ -71,12 +71,15 @@ def cost(method: str, count: int, epochs: int, width: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a few small batches alone")
+    parser.add_argument(
+        "--methods", nargs="+", choices=METHODS, default=list(METHODS), help="beside er"
+    )
     parser.add_argument("--out", type=Path, default=Path("results/speed-methods"))
     arguments = parser.parse_args()
     small = arguments.quick or not torch.cuda.is_available()
     count, epochs, width = (128, 2, 8) if small else (TASK, 3, 64)
     found = {}
-    for method in METHODS:
+    for method in dict.fromkeys(["er", *arguments.methods]):
         found[method] = cost(method, count, epochs, width)
         print(json.dumps({method: found[method]}), flush=True)
     for method, numbers in found.items():
