@@ -2,7 +2,8 @@
 
 Each is two files: `NAME.safetensors` and, written last, `NAME.json` with its size and checksum. A
 checkpoint without the second was never finished. `task-2` is the state after the third task;
-`task-2-step-740` is one from the middle of it, and of those only the newest are kept.
+`task-2-step-740` is one from the middle of it, and of those only the newest are kept. `newest.json`
+names the last that was finished, so that it is missed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,7 @@ class Checkpoints:
                 "sha256": hashlib.sha256(content).hexdigest(),
             },
         )
+        write_json(self._newest, {"name": name})
         for old in self.names[:-KEPT]:
             if "step" in old:
                 # The manifest first: what is left without one counts as never finished.
@@ -99,7 +102,9 @@ class Checkpoints:
         saves: nobody else may be writing here. Nothing is removed where nothing can be read.
         """
         damaged, names = [], self.names
-        unfinished = [p.stem for p in self._files("*.safetensors") if p.stem not in names]
+        last = self._last_finished()
+        if last is not None and last not in names:
+            warn(f"{self._manifest(last)}, the newest, is missing; going back to the one before it")
         for name in reversed(names):
             try:
                 state = self.load(name)
@@ -109,11 +114,9 @@ class Checkpoints:
                 damaged.append(name)
                 warn(f"{error}; going back to the checkpoint before it")
             else:
-                for other in unfinished:
-                    if _age(other) > _age(name):
-                        warn(f"{self._tensors(other)} was never finished; going on from {name}")
                 self._clean(damaged)
                 return state
+        unfinished = [p.stem for p in self._files("*.safetensors") if p.stem not in damaged]
         if damaged or any("step" not in name for name in unfinished):
             raise InputError(
                 f"no checkpoint in {self.folder} can be gone on from; if they are not those of an "
@@ -122,11 +125,19 @@ class Checkpoints:
         self._clean([])
         return None
 
+    def _last_finished(self) -> str | None:
+        """What `newest.json` says, if it is there and says something."""
+        with suppress(InputError, TypeError, KeyError):
+            name = read_json(self._newest)["name"]
+            return name if isinstance(name, str) and NAME.fullmatch(name) else None
+        return None
+
     def _clean(self, damaged: Sequence[str]) -> None:
         for name in damaged:
             self._manifest(name).unlink(missing_ok=True)
         whole = set(self.names)
-        for path in (*self._files("*.safetensors"), *self.folder.glob(".task-*")):
+        hidden = (*self.folder.glob(".task-*"), *self.folder.glob(".newest.json.*"))
+        for path in (*self._files("*.safetensors"), *hidden):
             if path.stem not in whole:
                 path.unlink(missing_ok=True)
 
@@ -134,6 +145,10 @@ class Checkpoints:
         """Files of checkpoints; others are none of our business."""
         found = (path for path in self.folder.glob(pattern) if NAME.fullmatch(path.stem))
         return [path for path in found if path.is_file()]
+
+    @property
+    def _newest(self) -> Path:
+        return self.folder / "newest.json"
 
     def _tensors(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"
