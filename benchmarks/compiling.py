@@ -1,6 +1,6 @@
 """How long a training step takes to compile where nothing was compiled before, and how fast it is.
 
-    python -m benchmarks.compiling [--out results/compiling]
+    python benchmarks/compiling.py [--out results/compiling]
 
 The paper's step (ResNet-18, batches of 512 images of 32×32), each way in a process of its own with
 an empty cache: as the package compiles, and with several candidates tried for every pointwise
@@ -19,7 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.throughput import images_of, make_trainer
+from throughput import images_of, make_trainer
+
 from cclis.engine.device import device_name
 from cclis.experiment import versions
 from cclis.nn import compiling
@@ -55,7 +56,7 @@ def main() -> None:
     for way in WAYS:
         with tempfile.TemporaryDirectory() as cache:
             places = {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/triton"}
-            command = [sys.executable, "-m", "benchmarks.compiling", "--way", way]
+            command = [sys.executable, __file__, "--way", way]
             done = subprocess.run(
                 command, env={**os.environ, **places}, stdout=subprocess.PIPE, check=True
             )

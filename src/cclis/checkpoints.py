@@ -52,7 +52,7 @@ class Checkpoints:
         write_json(
             self._manifest(name),
             {
-                "format": FORMAT,
+                "format": FORMAT,  # for those of before, which look here
                 "cclis": cclis.__version__,
                 "bytes": len(content),
                 "sha256": hashlib.sha256(content).hexdigest(),

@@ -208,18 +208,9 @@ def embedding_map(result: Result, analysis: Mapping[str, Tensor]) -> list[Figure
 
     Traces of test samples and of the memory carry their thumbnails' numbers as `customdata`.
     """
-    kinds = ("test", "memory", "prototypes")
-    parts = {
-        kind: analysis[name]
-        for kind, name in zip(
-            kinds, ("test.embeddings", "memory.embeddings", kinds[2]), strict=True
-        )
-        if name in analysis
-    }
-    flat = flattened(list(parts.values()))
-    if flat is None:
+    places = flattened(analysis)
+    if not places:
         return []
-    places = dict(zip(parts, flat, strict=True))
     names, traces = _names(result), []
     test, predicted = analysis["test.labels"], analysis["test.predicted"]
     for label, name in enumerate(names):
@@ -245,24 +236,32 @@ def embedding_map(result: Result, analysis: Mapping[str, Tensor]) -> list[Figure
     return [figure]
 
 
-def flattened(parts: Sequence[Tensor]) -> list[list[list[float]]] | None:
-    """Points in two dimensions, the same for the same embeddings; None where there is no map."""
+def flattened(analysis: Mapping[str, Tensor]) -> dict[str, list[list[float]]]:
+    """Where test samples, the memory's samples and prototypes lie in two dimensions, by kind.
+
+    The same for the same embeddings; empty where they are too few for a map, or all the same.
+    """
     import torch
     from sklearn.manifold import TSNE
 
+    names = {"test": "test.embeddings", "memory": "memory.embeddings", "prototypes": "prototypes"}
+    parts = {kind: analysis[name].float() for kind, name in names.items() if name in analysis}
     if not parts:
-        return None
-    points = torch.cat([part.float() for part in parts])
+        return {}
+    points = torch.cat(list(parts.values()))
     # Of points that are all the same, t-SNE makes nothing, or crashes.
     few, spread = len(points) < 4, float(points.std(dim=0).max())
     if few or not bool(points.isfinite().all()) or spread < TINY:
-        return None
+        return {}
     if points.shape[1] == 1:
         points = torch.nn.functional.pad(points, (0, 1))
     perplexity = min(PERPLEXITY, (len(points) - 1) / 3)
     flat = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(points.numpy())
-    split = torch.split(torch.from_numpy(flat), [len(part) for part in parts])
-    return [[[round(v, 2) for v in row] for row in part.tolist()] for part in split]
+    split = torch.split(torch.from_numpy(flat), [len(part) for part in parts.values()])
+    return {
+        kind: [[round(v, 2) for v in row] for row in part.tolist()]
+        for kind, part in zip(parts, split, strict=True)
+    }
 
 
 def _points(

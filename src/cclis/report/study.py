@@ -164,16 +164,10 @@ def run_map(title: str, result: Result, analysis: Mapping[str, Tensor]) -> Map:
         result: What came out of the run.
         analysis: What was kept beside it; the map is empty where that is too little.
     """
-    parts = {
-        kind: (analysis[f"{kind}.embeddings"], analysis[f"{kind}.labels"].tolist())
-        for kind in ("test", "memory")
-        if f"{kind}.embeddings" in analysis
-    }
-    if "prototypes" in analysis:
-        prototypes = analysis["prototypes"]
-        parts["prototypes"] = prototypes, [*range(len(prototypes))]
-    flat = flattened([embeddings for embeddings, _ in parts.values()]) or []
-    points = {kind: (places, parts[kind][1]) for kind, places in zip(parts, flat, strict=False)}
+    points: dict[str, tuple[list[list[float]], list[int]]] = {}
+    for kind, places in flattened(analysis).items():
+        labels = analysis.get(f"{kind}.labels")  # prototypes are in the order of the classes
+        points[kind] = places, [*range(len(places))] if labels is None else labels.tolist()
     return Map(title, [str(name) for name in result["class_names"]], points)
 
 
