@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from cclis.errors import InputError
 
 CHUNK_ELEMENTS = 2**24
-"""Largest block of gradients held in float64 at a time: 128 MiB."""
+"""Largest part of gradients held in float64 at a time: 128 MiB."""
+BLOCK = 2**12
+"""Parameters in one of many matrix products: a single one would occupy a corner of a GPU."""
 RIDGE = 1e-10
 """Added to the cosines of the references with themselves, which may be the same vectors."""
 
@@ -32,11 +36,13 @@ def project(gradient: Tensor, references: Tensor, *, margin: float) -> Tensor:
     _check_widths(gradient[None], references)
     if not margin >= 0:
         raise InputError(f"the margin must not be negative, but is {margin}")
-    slopes = _inner(references, gradient[None])[:, 0].cpu()
+    if not len(references):
+        return gradient
+    products = _inner([gradient[None], references]).cpu()
+    slopes, gram = products[1:, 0], products[1:, 1:]
     if bool((slopes >= 0).all()):
         return gradient
-    gram = _inner(references, references).cpu()
-    if not bool(torch.isfinite(slopes).all() and torch.isfinite(gram).all()):
+    if not bool(torch.isfinite(products[1:]).all()):
         return torch.full_like(gradient, torch.nan)
     strengths = _strengths(gram, slopes, margin).to(references)
     return torch.addmv(gradient, references.T, strengths)
@@ -107,17 +113,24 @@ def gss_replacements(scores: Tensor, new_scores: Tensor, *, generator: torch.Gen
     return torch.tensor(slots, dtype=torch.int64)
 
 
-def _inner(left: Tensor, right: Tensor) -> Tensor:
-    """Inner products of rows (N, P) with rows (R, P), float64 (N, R).
+def _inner(rows: Sequence[Tensor]) -> Tensor:
+    """Inner products of all rows (N, P) with one another, float64 (N, N).
 
     Gradients of many parameters are nearly orthogonal, so that float32 matrix products, shortened
     to TF32 on a GPU, would get signs wrong.
+
+    Args:
+        rows: In parts, each (n, P).
     """
-    products = torch.zeros(len(left), len(right), dtype=torch.float64, device=left.device)
-    size = max(1, CHUNK_ELEMENTS // max(1, len(left) + len(right)))
-    for start in range(0, left.shape[1], size):
-        part = slice(start, start + size)
-        products += left[:, part].double() @ right[:, part].double().T
+    count, width = sum(map(len, rows)), rows[0].shape[1]
+    products = torch.zeros(count, count, dtype=torch.float64, device=rows[0].device)
+    size = max(1, CHUNK_ELEMENTS // max(1, count))
+    for start in range(0, width, size):
+        part = torch.cat([r[:, start : start + size].double() for r in rows])
+        whole = part.shape[1] // BLOCK
+        blocks = part[:, : whole * BLOCK].reshape(count, whole, BLOCK).transpose(0, 1)
+        rest = part[:, whole * BLOCK :]
+        products += (blocks @ blocks.mT).sum(dim=0) + rest @ rest.T
     return products
 
 

@@ -17,6 +17,8 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "strided": lambda: nn.Conv2d(3, 4, 3, stride=2, padding=(0, 2)),
     "dilated": lambda: nn.Conv2d(3, 4, (3, 2), dilation=2, bias=False),
     "grouped": lambda: nn.Conv2d(3, 6, 3, groups=3),
+    "few places": lambda: nn.Conv2d(3, 4, 7),
+    "few places, grouped": lambda: nn.Conv2d(3, 6, 7, groups=3),
     "same": lambda: nn.Conv2d(3, 4, (3, 5), padding="same"),
     "reflected": lambda: nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"),
     "on the last dimension": lambda: nn.Linear(8, 5),

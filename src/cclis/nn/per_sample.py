@@ -43,9 +43,9 @@ def gradient_cosines(module: nn.Module, loss: Callable[[], Tensor], first: int) 
     with torch.autocast(total.device.type, enabled=False), torch.no_grad():
         for call, gradient in zip(calls, found, strict=True):
             if gradient is not None:
-                rows = _weight_gradients(call.layer, call.input, gradient)
-                products = products + rows[:first] @ rows[first:].T
-                squares = squares + torch.linalg.vector_norm(rows, dim=1).square()
+                inputs, errors = _by_place(call.layer, call.input, gradient)
+                of_layer = _compared(inputs, errors, first)
+                products, squares = products + of_layer[0], squares + of_layer[1]
         lengths = torch.where(squares > 0, squares, 1.0).sqrt()
         return products / torch.outer(lengths[:first], lengths[first:])
 
@@ -74,14 +74,52 @@ def _watching(module: nn.Module) -> Iterator[list[_Call]]:
             handle.remove()
 
 
-def _weight_gradients(layer: nn.Conv2d | nn.Linear, x: Tensor, gradient: Tensor) -> Tensor:
-    """Of every sample, (B, P), from a layer's input and the gradient of its output."""
+def _by_place(layer: nn.Conv2d | nn.Linear, x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """What the weights see at every place, and the gradient of what they give there.
+
+    Returns:
+        Inputs (B, G, L, K) and errors (B, G, L, C) of G groups at L places: their products, summed
+        over places, are the gradients of a sample's weights.
+    """
     x, gradient = (v.to(torch.promote_types(v.dtype, torch.float32)) for v in (x, gradient))
     if isinstance(layer, nn.Linear):
-        x, gradient = (v.reshape(len(v), -1, v.shape[-1]) for v in (x, gradient))
-        return (gradient.mT @ x).flatten(1)
+        inputs, errors = (v.reshape(len(v), 1, -1, v.shape[-1]) for v in (x, gradient))
+        return inputs, errors
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     padded = F.pad(x, layer._reversed_padding_repeated_twice, mode)
-    patches = F.unfold(padded, layer.kernel_size, layer.dilation, stride=layer.stride)
-    by_group = (len(x), layer.groups, -1, patches.shape[2])
-    return (gradient.reshape(by_group) @ patches.reshape(by_group).mT).flatten(1)
+    samples, channels, *place = padded.stride()
+    steps = [s * t for s, t in zip(place, layer.stride, strict=True)]
+    reach = [s * d for s, d in zip(place, layer.dilation, strict=True)]
+    groups, each = layer.groups, x.shape[1] // layer.groups
+    # A view of all patches at once: F.unfold starts a kernel for every sample.
+    patches = padded.as_strided(
+        (len(x), groups, *gradient.shape[2:], each, *layer.kernel_size),
+        (samples, each * channels, *steps, channels, *reach),
+    )
+    by_group = gradient.reshape(len(x), groups, -1, gradient[0, 0].numel())
+    return patches.reshape(*by_group.shape[:2], by_group.shape[3], -1), by_group.mT
+
+
+def _compared(inputs: Tensor, errors: Tensor, first: int) -> tuple[Tensor, Tensor]:
+    """Of a layer: inner products of the first samples' gradients with the others', (N, R), and
+    every gradient's squared length, (B,)."""
+    samples, _, places, _ = inputs.shape
+    pairs = first * (samples - first) * places**2
+    if pairs < samples * inputs.shape[3] * errors.shape[3]:
+        # <Σ x e', Σ y f'> is the sum of (x·y)(e·f) over all pairs of places: fewer numbers where a
+        # layer has many weights and sees few places.
+        alike, agree = (_pairs(v[:first], v[first:]) for v in (inputs, errors))
+        shape = (-1, first, places, samples - first, places)
+        own = (inputs @ inputs.mT) * (errors @ errors.mT)
+        return (alike * agree).view(shape).sum(dim=(0, 2, 4)), own.sum(dim=(1, 2, 3))
+    # A product for every row of the weights: one alone would be too long for a GPU to share out.
+    rows = (errors.mT @ inputs).flatten(1, 2).transpose(0, 1)
+    products = (rows[:, :first] @ rows[:, first:].mT).sum(dim=0)
+    return products, rows.square().sum(dim=(0, 2))
+
+
+def _pairs(left: Tensor, right: Tensor) -> Tensor:
+    """Inner products of what samples have at each place: (N, G, L, K) and (R, G, L, K) to
+    (G, N · L, R · L)."""
+    left, right = (v.transpose(0, 1).flatten(1, 2) for v in (left, right))
+    return left @ right.mT
