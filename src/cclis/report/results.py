@@ -4,7 +4,7 @@
 
 replaces what stands between `<!-- NAME -->` and `<!-- /NAME -->` in each file, for the tables
 `results`, `summary`, `variations`, `sorted`, `order`, `lambda`, `alone`, `heads`, `speed`,
-`compiling` and `reliability`.
+`compiling`, `methods` and `reliability`.
 """
 
 from __future__ import annotations
@@ -178,6 +178,18 @@ def compiling_table(found: Sequence[Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def methods_table(found: Sequence[Result]) -> str:
+    """What learning Seq-CIFAR-10 costs by each method."""
+    lines = ["| method | a run | × ER | its last task | device |", "|---" * 5 + "|"]
+    for machine in found:
+        for method, cost in machine["methods"].items():
+            lines.append(
+                f"| {method} | {cost['run_seconds']:,.0f} s | {cost['times_er']:.2f} "
+                f"| {cost['task_seconds'][-1]:,.0f} s | {machine['device']} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
 def reliability_table(folder: Path) -> str:
     """What the last soak survived, and what checkpoints cost."""
     lines = ["| | |", "|---|---|"]
@@ -231,6 +243,7 @@ def tables(folder: Path) -> dict[str, str]:
         "heads": heads_table(read_results(folder / "heads")),
         "speed": speed_table(read_results(folder / "speed")),
         "compiling": compiling_table(read_results(folder / "compiling")),
+        "methods": methods_table(read_results(folder / "speed-methods")),
         "reliability": reliability_table(folder),
     }
 
