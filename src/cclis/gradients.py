@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -17,39 +15,47 @@ RIDGE = 1e-10
 """Added to the cosines of the references with themselves, which may be the same vectors."""
 
 
-def project(gradient: Tensor, references: Tensor, *, margin: float) -> Tensor:
-    """Turn a gradient so that no past task is harmed (GEM: Lopez-Paz & Ranzato, 2017, Eqs. 8-11).
+def inner_products(rows: Tensor) -> Tensor:
+    """Inner products of all rows (N, P) with one another, float64 (N, N).
 
-    Without a negative inner product with any reference, the gradient stays as it is. Otherwise
-    the result is g + G'v, where v minimises v'GG'v / 2 + (Gg)'v with v ≥ margin: for margin 0 the
-    nearest vector that has no negative inner product. Values that are not finite give NaN
-    throughout, for whoever watches over the step to see.
+    Gradients of many parameters are nearly orthogonal, so that float32 matrix products, shortened
+    to TF32 on a GPU, would get signs wrong.
+    """
+    count = len(rows)
+    products = torch.zeros(count, count, dtype=torch.float64, device=rows.device)
+    for part in torch.split(rows, max(1, CHUNK_ELEMENTS // max(1, count)), dim=1):
+        whole = part.shape[1] // BLOCK
+        blocks = part[:, : whole * BLOCK].double().reshape(count, whole, BLOCK).transpose(0, 1)
+        rest = part[:, whole * BLOCK :].double()
+        products += (blocks @ blocks.mT).sum(dim=0) + rest @ rest.T
+    return products
+
+
+def gem_strengths(products: Tensor, *, margin: float) -> Tensor:
+    """How far to turn a gradient towards those of past tasks, so that none of them is harmed (GEM:
+    Lopez-Paz & Ranzato, 2017, Eqs. 8-11).
+
+    To follow is g + G'v, of the gradient g now and the past tasks' G. Without a negative inner
+    product in Gg, v is 0. Otherwise it minimises v'GG'v / 2 + (Gg)'v with v ≥ margin: for margin 0,
+    g + G'v is the nearest vector that has no negative inner product. Values that are not finite
+    give NaN throughout, for whoever watches over the step to see.
 
     Args:
-        gradient: g, of the task that is learned now, (P,).
-        references: G, the gradients of past tasks, (T, P).
+        products: Of the rows g and G with one another, float64 (1 + T, 1 + T) on the CPU.
         margin: The memory strength γ, 0 or more: how far to lean towards every past task.
 
     Returns:
-        The gradient to follow, (P,).
+        v, (T,).
     """
-    _check_widths(gradient[None], references)
+    if products.dim() != 2 or len(products) != products.shape[1]:
+        raise InputError(f"products of all gradients must be square, not {tuple(products.shape)}")
     if not margin >= 0:
         raise InputError(f"the margin must not be negative, but is {margin}")
-    if not len(references):
-        return gradient
-    products = _inner([gradient[None], references]).cpu()
     slopes, gram = products[1:, 0], products[1:, 1:]
     if bool((slopes >= 0).all()):
-        return gradient
+        return torch.zeros_like(slopes)
     if not bool(torch.isfinite(products[1:]).all()):
-        return torch.full_like(gradient, torch.nan)
-    strengths = _strengths(gram, slopes, margin).to(references)
-    return torch.addmv(gradient, references.T, strengths)
-
-
-def _strengths(gram: Tensor, slopes: Tensor, margin: float) -> Tensor:
-    """The v of Eq. 11, (T,), from GG' (T, T) and Gg (T,), both float64 on the CPU."""
+        return torch.full_like(slopes, torch.nan)
     from scipy.optimize import nnls  # type: ignore[import-untyped]
 
     # In units of the references' lengths: tasks whose gradients are tiny count like any other.
@@ -111,32 +117,3 @@ def gss_replacements(scores: Tensor, new_scores: Tensor, *, generator: torch.Gen
             slots[sample] = slot
             memory[slot] = score
     return torch.tensor(slots, dtype=torch.int64)
-
-
-def _inner(rows: Sequence[Tensor]) -> Tensor:
-    """Inner products of all rows (N, P) with one another, float64 (N, N).
-
-    Gradients of many parameters are nearly orthogonal, so that float32 matrix products, shortened
-    to TF32 on a GPU, would get signs wrong.
-
-    Args:
-        rows: In parts, each (n, P).
-    """
-    count, width = sum(map(len, rows)), rows[0].shape[1]
-    products = torch.zeros(count, count, dtype=torch.float64, device=rows[0].device)
-    size = max(1, CHUNK_ELEMENTS // max(1, count))
-    for start in range(0, width, size):
-        part = torch.cat([r[:, start : start + size].double() for r in rows])
-        whole = part.shape[1] // BLOCK
-        blocks = part[:, : whole * BLOCK].reshape(count, whole, BLOCK).transpose(0, 1)
-        rest = part[:, whole * BLOCK :]
-        products += (blocks @ blocks.mT).sum(dim=0) + rest @ rest.T
-    return products
-
-
-def _check_widths(gradients: Tensor, references: Tensor) -> None:
-    if gradients.dim() != 2 or references.dim() != 2 or gradients.shape[1] != references.shape[1]:
-        raise InputError(
-            f"gradients {tuple(gradients.shape)} and references {tuple(references.shape)} "
-            "must be rows of the same length"
-        )

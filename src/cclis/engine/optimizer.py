@@ -72,9 +72,9 @@ class Optimizer:
     def follow(self, gradient: Tensor) -> None:
         """Take a vector (P,) for the parameters' gradients."""
         parts = torch.split(gradient, [p.numel() for p in self._parameters()])
-        pairs = [(p.grad, new) for p, new in zip(self._parameters(), parts, strict=True)]
-        there = [(old, new.view_as(old)) for old, new in pairs if old is not None]
-        torch._foreach_copy_([old for old, _ in there], [new for _, new in there])
+        for parameter, part in zip(self._parameters(), parts, strict=True):
+            if parameter.grad is not None:
+                parameter.grad.copy_(part.view_as(parameter))
 
     def step(self, *, unless: Tensor) -> None:
         """Update the parameters by their gradients, unless told not to, on the device."""

@@ -39,6 +39,11 @@ class Recording(Generic[Results]):
         self._records = True
         self._recorded: tuple[torch.cuda.CUDAGraph, Tensors, Results] | None = None
 
+    @property
+    def recorded(self) -> bool:
+        """Whether calls are replayed by now: what they write keeps its place then."""
+        return self._recorded is not None
+
     def __call__(self, inputs: Tensors) -> Results:
         """Call the function, or replay it."""
         self._calls += 1

@@ -11,6 +11,7 @@ from cclis.config import Config
 from cclis.data.augment import augment
 from cclis.engine.optimizer import Optimizer
 from cclis.engine.recording import Recording, Tensors
+from cclis.gradients import inner_products
 from cclis.methods import Batch, Method
 from cclis.nn.compiling import compiled, compiled_for_all, compiles
 
@@ -42,11 +43,11 @@ class Step:
         compiling = compiles(config, fabric.device)
         recorded = compiling and fabric.device.type == "cuda"
         self._recording = Recording(self._run) if recorded else None
+        self._turning = Recording(self._turn) if recorded else None
         self._augment = compiled_for_all(augment) if compiling else augment
         self._losses = compiled(method.losses, compiling)
-        self._probes = compiled(method.probes, compiling and method.sees_gradients)
+        self._probes = compiled(method.probes, compiling)
         self._loss = torch.zeros((), device=fabric.device)
-        self._probed = torch.empty(0, device=fabric.device)
         self._number = torch.zeros((), dtype=torch.int64, device=fabric.device)
         self._failed = torch.full_like(self._number, NEVER)
         self.begin_task()
@@ -65,8 +66,10 @@ class Step:
 
     def forget(self) -> None:
         """Give back the memory that a recording holds."""
-        if self._recording is not None:
-            self._recording.forget()
+        self._gradients = self._products = torch.empty(0)
+        for recording in (self._recording, self._turning):
+            if recording is not None:
+                recording.forget()
 
     @property
     def failed(self) -> int | None:
@@ -86,13 +89,13 @@ class Step:
                 the replayed samples.
         """
         results = (self._recording or self._run)(inputs)
-        if self._method.sees_gradients:
-            # Outside the recording: what to follow may be decided on the host.
-            gradient = self._optimizer.gradient
-            steered = self._method.steer(gradient, self._probed)
-            if steered is not gradient:
-                self._optimizer.follow(steered)
-            self._update()
+        if len(self._gradients):
+            # Outside the recording: what to follow is decided on the host.
+            factors = self._method.steer(self._products.cpu()).to(self._gradients)
+            # A recording of its own, as soon as the gradients keep their place.
+            still = self._recording is not None and self._recording.recorded
+            turn = self._turning if still else None
+            (turn or self._turn)({"factors": factors})
         return results
 
     def _run(self, inputs: Tensors) -> tuple[Tensors, Tensors]:
@@ -111,12 +114,19 @@ class Step:
         loss = torch.stack(list(losses.values())).sum()
         self._fabric.backward(loss)
         self._loss = loss.detach()
-        if self._method.sees_gradients:
-            gradients = [self._optimizer.gradients_of(probe) for probe in probes]
-            self._probed = torch.stack(gradients) if gradients else loss.new_empty(0)
+        if probes:
+            others = [self._optimizer.gradients_of(probe) for probe in probes]
+            self._gradients = torch.stack([self._optimizer.gradient, *others])
+            self._products = inner_products(self._gradients)
         else:
             self._update()
         return {name: value.detach() for name, value in losses.items()}, batch.keep
+
+    def _turn(self, inputs: Tensors) -> None:
+        """Add the probes' gradients by their factors (T,), and update."""
+        own, others = self._gradients[0], self._gradients[1:]
+        self._optimizer.follow(torch.addmv(own, others.T, inputs["factors"]))
+        self._update()
 
     def _update(self) -> None:
         """Update the weights, unless this or an earlier step was not finite."""

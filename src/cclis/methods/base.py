@@ -126,7 +126,6 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
         by_task: Whether all of the memory is replayed beside each batch, in parts by past task.
         views: How often every sample of a batch comes up, augmented anew: (views · B) rows.
         judged_by_memory: Whether heads are fitted to the memory after the task alone.
-        sees_gradients: Whether `steer` is shown the gradient of every step.
         joint: Whether all tasks are learned at once.
         per_class: Names of extras that hold one number a class.
     """
@@ -140,7 +139,6 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
     by_task: bool = False
     views: int = 1
     judged_by_memory: bool = False
-    sees_gradients: bool = False
     joint: bool = False
     per_class: tuple[str, ...] = ()
 
@@ -176,17 +174,20 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
         """The terms of the loss by name; their sum is minimised."""
 
     def probes(self, batch: Batch) -> list[Tensor]:
-        """For methods that see gradients: other losses whose gradients they want to see."""
+        """Other losses, whose gradients `steer` sees; none by default."""
         return []
 
-    def steer(self, gradient: Tensor, probes: Tensor) -> Tensor:
-        """For methods that see gradients: the gradient to follow.
+    def steer(self, products: Tensor) -> Tensor:
+        """How much of each probe's gradient to add to that of the loss; asked where there are any.
 
         Args:
-            gradient: Of the loss, (P,).
-            probes: Of each of `probes`, (T, P).
+            products: Inner products of all gradients with one another, that of the loss first and
+                then those of the T `probes`, float64 (1 + T, 1 + T) on the CPU.
+
+        Returns:
+            Factors of the probes' gradients, (T,).
         """
-        return gradient
+        return products.new_zeros(len(products) - 1)
 
     def admit(
         self, slots: Tensor, kept: dict[str, Tensor], memory: Memory, generator: torch.Generator

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cclis.config import GEMConfig
-from cclis.gradients import project
+from cclis.gradients import gem_strengths
 from cclis.methods.base import Batch, Kept, Visible, random_choice
 from cclis.methods.classifier import ClassifierMethod
 
@@ -16,7 +16,6 @@ class GEM(ClassifierMethod[GEMConfig]):
     """No step may raise the loss on what is kept of any past task."""
 
     by_task = True
-    sees_gradients = True
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Cross-entropy of the task's samples."""
@@ -28,11 +27,9 @@ class GEM(ClassifierMethod[GEMConfig]):
         past = [batch.part(task) for task in range(1, len(batch.sizes))]
         return [F.cross_entropy(self.network.logits(p.images), p.labels) for p in past]
 
-    def steer(self, gradient: Tensor, probes: Tensor) -> Tensor:
-        """The nearest gradient that agrees with those of all past tasks (Eq. 8)."""
-        if not len(probes):
-            return gradient
-        return project(gradient, probes, margin=self.config.memory_strength)
+    def steer(self, products: Tensor) -> Tensor:
+        """To the nearest gradient that agrees with those of all past tasks (Eq. 8)."""
+        return gem_strengths(products, margin=self.config.memory_strength)
 
     def keep(self, visible: Visible, capacity: int, generator: torch.Generator) -> Kept:
         """Samples at random, as many of every class."""
