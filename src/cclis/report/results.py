@@ -54,7 +54,7 @@ def summary_table(results: Sequence[Result]) -> str:
     """Class-IL accuracy alone: a row for every benchmark, memory and method, a column a head."""
     rows = _rows([run for run in results if not variation(run)])
     found = {head for _, runs in rows for run in runs for head in run["class_il"]}
-    heads = [head for head in HEADS_IN_ORDER if head in found]
+    heads = sorted(found, key=_place_of_head)
     lines = [
         f"| benchmark | memory | method | *the paper* | {' | '.join(heads)} | runs |",
         "|---" * (len(heads) + 5) + "|",
@@ -273,11 +273,18 @@ def _rows(results: Sequence[Result]) -> list[tuple[tuple[str, str, int], list[Re
 def _by_head(runs: Sequence[Result]) -> list[str]:
     """What follows the start of a row, for every head that any run has."""
     rows = []
-    for head in {head: None for run in runs for head in run["class_il"]}:
+    found = {head for run in runs for head in run["class_il"]}
+    for head in sorted(found, key=_place_of_head):
         having = [run for run in runs if head in run["class_il"]]
         cells = [spread([run[s][head][key] for run in having]) for s, key in COLUMNS]
         rows.append(f"{head} | {' | '.join(cells)} | {len(having)} |")
     return rows
+
+
+def _place_of_head(head: str) -> tuple[int, str]:
+    """Known heads in their order, then those that were added elsewhere."""
+    known = HEADS_IN_ORDER.index(head) if head in HEADS_IN_ORDER else len(HEADS_IN_ORDER)
+    return known, head
 
 
 def paper_row(benchmark: str, memory: int, method: str, changed: str = "") -> dict[str, Any]:
