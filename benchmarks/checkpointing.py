@@ -17,13 +17,13 @@ import time
 from pathlib import Path
 
 import torch
+from summary import write_summary
 
 from cclis.checkpoints import Checkpoints
 from cclis.config import make_config
 from cclis.data.images import ImageSet
 from cclis.engine.device import device_name
 from cclis.engine.trainer import Trainer
-from cclis.experiment import versions
 
 REPEATS = 10
 
@@ -64,9 +64,6 @@ def main() -> None:
         times, size = found[0]
     minutes, seconds = trainer.config.checkpoint_minutes, statistics.median(times)
     result = {
-        "device": device_name(trainer.fabric.device),
-        "versions": versions(),
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "megabytes": size / 1e6,
         "seconds_median": seconds,
         "seconds_longest": max(times),
@@ -74,9 +71,7 @@ def main() -> None:
         "share_of_training": seconds / (60 * minutes),
     }
     print(json.dumps(result, indent=2))
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    name = "-".join(device_name(trainer.fabric.device).lower().replace(",", "").split())
-    (arguments.out / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
+    write_summary(arguments.out, device_name(trainer.fabric.device), result)
 
 
 if __name__ == "__main__":

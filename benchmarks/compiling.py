@@ -19,10 +19,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from summary import write_summary
 from throughput import images_of, make_trainer
 
 from cclis.engine.device import device_name
-from cclis.experiment import versions
 from cclis.nn import compiling
 
 WAYS = {"as it comes": False, "the best of several": True}
@@ -62,16 +62,8 @@ def main() -> None:
             )
         found.append(json.loads(done.stdout.splitlines()[-1]))
         print(json.dumps(found[-1]))
-    device = found[0]["device"]
-    result = {
-        "device": device,
-        "versions": versions(),
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "ways": [{k: v for k, v in way.items() if k != "device"} for way in found],
-    }
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    name = "-".join(device.lower().replace(",", "").split())
-    (arguments.out / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
+    ways = [{k: v for k, v in way.items() if k != "device"} for way in found]
+    write_summary(arguments.out, found[0]["device"], {"ways": ways})
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from summary import write_summary
 from torch import Tensor
 
 from cclis.config import make_config
@@ -30,7 +31,6 @@ from cclis.data.augment import augment, draw_chances
 from cclis.data.images import ImageSet
 from cclis.engine.device import device_name, peak_memory
 from cclis.engine.trainer import Trainer
-from cclis.experiment import versions
 from cclis.methods import Batch
 from cclis.nn.compiling import compiled, seconds_compiling
 from cclis.nn.network import PrototypeNetwork
@@ -292,9 +292,6 @@ def main() -> None:
     count, epochs = (10_240, 30) if on_gpu else (256, 3)
     batches = (512, 2048) if on_gpu else (64,)
     result: dict[str, Any] = {
-        "device": device_name(device),
-        "versions": versions(),
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "matmul_tflops": matmul_rate() / 1e12,
         "training": [],
     }
@@ -322,9 +319,7 @@ def main() -> None:
         result["baseline"] = plain
         result["ratio_to_baseline"] = {name: ours[name] / plain[name] for name in plain}
         print(json.dumps({k: result[k] for k in ("baseline", "ratio_to_baseline")}))
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    name = "-".join(device_name(device).lower().replace(",", "").split())
-    (arguments.out / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
+    write_summary(arguments.out, device_name(device), result)
 
 
 if __name__ == "__main__":

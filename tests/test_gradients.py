@@ -72,10 +72,15 @@ class TestInnerProducts:
         monkeypatch.setattr(gradients, "BLOCK", 64)
         torch.testing.assert_close(inner_products(rows), whole)
 
-    def test_signs_of_what_is_nearly_orthogonal(self) -> None:
+    @pytest.mark.parametrize("width", [3, 2 * gradients.BLOCK, 2 * gradients.BLOCK + 3])
+    def test_signs_of_what_is_nearly_orthogonal(self, width: int) -> None:
         # In 32 bits the ones that make the difference are lost.
-        rows = torch.tensor([[1e4, 1.0, 1e4], [1e4, -1.0, -1e4]])
-        assert float(inner_products(rows)[0, 1]) == -1
+        rows = torch.zeros(2, width)
+        rows[:, :3] = torch.tensor([[1e5, 1.0, 1e5], [1e5, -1.0, -1e5]])
+        rows[:, -1] += torch.tensor([1.0, -1.0]) if width > 3 else 0
+        expected = math.fsum((rows[0].double() * rows[1].double()).tolist())
+        assert expected < 0
+        assert float(inner_products(rows)[0, 1]) == expected
 
 
 class TestProject:
@@ -175,10 +180,14 @@ class TestProject:
         assert project(gradient, spoilt, margin=0.5).isnan().all()
         gradient[3] = bad
         assert not project(gradient, references, margin=0.5).isfinite().all()
+        # Nor when no product is negative.
+        assert gem_strengths(torch.tensor([[1.0, bad], [bad, bad]]), margin=0.5).isnan().all()
 
     def test_bad_input(self) -> None:
         with pytest.raises(InputError, match=r"square, not \(2, 3\)"):
             gem_strengths(torch.ones(2, 3), margin=0.5)
+        with pytest.raises(InputError, match=r"square, not \(0, 0\)"):
+            gem_strengths(torch.ones(0, 0), margin=0.5)
         with pytest.raises(InputError, match=r"-0\.5"):
             gem_strengths(torch.ones(3, 3), margin=-0.5)
 

@@ -84,7 +84,7 @@ class RunOptions(Options):
     precision: Precision = "auto"
     """Arithmetic of the network; auto is bf16 on a GPU, fp32 elsewhere. Losses are in 32 bits."""
     compile: bool | None = None
-    """Compile the training step, on a GPU into one CUDA graph [default: on a GPU]."""
+    """Compile the training step, on a GPU into a CUDA graph [default: on a GPU]."""
     deterministic: bool = False
     """Kernels that give the same bits every time, where a GPU has faster ones that do not."""
     checkpoint_minutes: float = 5.0

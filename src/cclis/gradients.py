@@ -10,7 +10,7 @@ from cclis.errors import InputError
 CHUNK_ELEMENTS = 2**24
 """Largest part of gradients held in float64 at a time: 128 MiB."""
 BLOCK = 2**12
-"""Parameters in one of many matrix products: a single one would occupy a corner of a GPU."""
+"""Parameters in one of many matrix products: a GPU does not share out a single long one."""
 RIDGE = 1e-10
 """Added to the cosines of the references with themselves, which may be the same vectors."""
 
@@ -47,15 +47,15 @@ def gem_strengths(products: Tensor, *, margin: float) -> Tensor:
     Returns:
         v, (T,).
     """
-    if products.dim() != 2 or len(products) != products.shape[1]:
+    if products.dim() != 2 or not len(products) or len(products) != products.shape[1]:
         raise InputError(f"products of all gradients must be square, not {tuple(products.shape)}")
     if not margin >= 0:
         raise InputError(f"the margin must not be negative, but is {margin}")
     slopes, gram = products[1:, 0], products[1:, 1:]
-    if bool((slopes >= 0).all()):
-        return torch.zeros_like(slopes)
     if not bool(torch.isfinite(products[1:]).all()):
         return torch.full_like(slopes, torch.nan)
+    if bool((slopes >= 0).all()):
+        return torch.zeros_like(slopes)
     from scipy.optimize import nnls  # type: ignore[import-untyped]
 
     # In units of the references' lengths: tasks whose gradients are tiny count like any other.

@@ -106,7 +106,7 @@ class Memory:
         if free > 0:
             for name, rows in self._rows.items():
                 self._rows[name] = torch.cat([rows, rows.new_zeros(free, *rows.shape[1:])])
-        # Without waiting for the device: what is copied may change as soon as the calls return.
+        # Without waiting for the device: what is not page-locked has been read when a call returns.
         chosen, place = (rows.to(there, non_blocking=True) for rows in (taken, slots[taken]))
         for name, rows in self._rows.items():
             rows[place] = new[name][chosen].to(rows.dtype)

@@ -87,9 +87,11 @@ def test_calls_are_ordinary_then_recorded_once_then_replayed(graphs: list[Graph]
     for number in range(8):
         found = recorded({"x": torch.full((2,), float(number))})
         assert found.tolist() == [2.0 * number] * 2
+        assert recorded.recorded == (number >= WARMUP)
     assert doubled.calls == WARMUP + 1
     assert [graph.replays for graph in graphs] == [8 - WARMUP]
     recorded.forget()
+    assert not recorded.recorded
     recorded({"x": torch.ones(2)})
     assert doubled.calls == WARMUP + 2
 
@@ -104,10 +106,21 @@ def test_without_room_to_record_calls_stay_ordinary_until_forgotten(
         found = recorded({"x": torch.full((2,), float(number))})
         assert found.tolist() == [2.0 * number] * 2
     assert (doubled.calls, graphs) == (8, [])
+    assert not recorded.recorded
     recorded.forget()
     for _ in range(WARMUP + 2):
         recorded({"x": torch.ones(2)})
     assert [graph.replays for graph in graphs] == [2]
+
+
+def test_what_borrows_little_does_not_ask_for_room(
+    graphs: list[Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "_room_for_what_was_borrowed", lambda: False)
+    recorded = Recording(doubled, modest=True)
+    for _ in range(WARMUP + 1):
+        recorded({"x": torch.ones(2)})
+    assert recorded.recorded
 
 
 @pytest.mark.parametrize(("free", "fits"), [(1250, True), (1249, False)])

@@ -13,6 +13,7 @@ from cclis import load_benchmark
 from cclis.config import make_config
 from cclis.data.augment import augment, draw_chances
 from cclis.data.images import ImageSet
+from cclis.engine.recording import WARMUP
 from cclis.engine.trainer import Trainer
 from cclis.nn.network import _encode
 from tests.conftest import QUICK, state_after
@@ -96,21 +97,33 @@ def make(method: str = "cclis", **settings: Any) -> Trainer:
     ("method", "precision"),
     [
         *((m, "fp32") for m in ("cclis", "co2l", "er", "derpp", "gem", "gss", "gcr", "icarl")),
-        *((m, "bf16") for m in ("cclis", "gss")),
+        *((m, "bf16") for m in ("cclis", "gss", "gem")),
     ],
 )
 def test_the_recorded_step_learns_what_the_unrecorded_one_does(
     method: str, precision: str, monkeypatch: Any
 ) -> None:
     how = {"method": method, "precision": precision, "compile": True, "deterministic": True}
-    # 16 steps a task, 13 of them replayed.
-    fast, fast_losses = after_tasks(**how)
+    # 16 steps a task, 13 of them replayed; GEM has two past tasks in the end.
+    fast, fast_losses = after_tasks(3, **how)
     monkeypatch.setattr("cclis.engine.recording.WARMUP", 10**9)
-    slow, slow_losses = after_tasks(**how)
+    slow, slow_losses = after_tasks(3, **how)
     # The same kernels, recorded or not: weights, momentum, batch statistics, generators, memory.
     assert fast_losses == slow_losses
     assert fast.keys() == slow.keys()
     assert [name for name in fast if not torch.equal(fast[name], slow[name])] == []
+
+
+@needs_gpu
+def test_turning_the_gradient_is_recorded_too() -> None:
+    trainer = make("gem", compile=True)
+    for first in (0, 2):
+        seen: list[bool] = []
+        trainer.learn(
+            colours(256, first), 2, on_step=lambda s=seen: s.append(trainer._step._turning.recorded)
+        )
+        # Once the step is replayed, from its fourth call on, turning warms up and is recorded.
+        assert seen.index(True) == 2 * WARMUP if first else not any(seen)
 
 
 @needs_gpu
@@ -151,9 +164,10 @@ def test_deterministic_runs_agree_bit_by_bit_wherever_the_images_lie() -> None:
 
 
 @needs_gpu
+@pytest.mark.parametrize("method", ["cclis", "gem"])
 @pytest.mark.parametrize("steps", [2, 7])
-def test_a_state_from_the_middle_of_a_task_goes_on_exactly(steps: int) -> None:
-    straight, stopped = (make(compile=True, deterministic=True) for _ in range(2))
+def test_a_state_from_the_middle_of_a_task_goes_on_exactly(steps: int, method: str) -> None:
+    straight, stopped = (make(method, compile=True, deterministic=True) for _ in range(2))
     for trainer in (straight, stopped):
         trainer.learn(colours(256, 0), 2)
     resumed = Trainer.from_state(*state_after(steps, stopped, colours(256, 2)))

@@ -13,6 +13,7 @@ from cclis import load_benchmark
 from cclis.config import CONFIGS, make_config
 from cclis.data.images import ImageSet
 from cclis.engine.trainer import Trainer
+from cclis.gradients import gem_strengths, inner_products
 from cclis.memory import Memory
 from cclis.methods import METHODS, Batch, Visible
 from cclis.nn.network import Representation
@@ -80,6 +81,8 @@ def test_no_step_of_gem_goes_against_a_past_task(monkeypatch) -> None:
     # Steps of the first task come before; there is nothing to go against.
     for gradients, used in zip(seen, applied[-len(seen) :], strict=True):
         gradient, probes = gradients[0], gradients[1:]
+        strengths = gem_strengths(inner_products(gradients), margin=0.0)
+        torch.testing.assert_close(used, gradient + strengths.float() @ probes)
         cosine = probes @ used / (probes.norm(dim=1) * used.norm() + 1e-12)
         assert float(cosine.min()) > -1e-4
         if bool((probes @ gradient < 0).any()):
@@ -87,6 +90,26 @@ def test_no_step_of_gem_goes_against_a_past_task(monkeypatch) -> None:
         else:
             assert torch.equal(gradient, used)
     assert harmful > 3
+
+
+def test_a_step_without_probes_is_one_update(monkeypatch) -> None:
+    some = trainer("gem", epochs=1)
+    digits = load_benchmark("split-digits", limit=40)
+    some.learn(digits[0].train, 2)
+    probes, calls, updates = some._step._probes, [0], [0]
+
+    def now_and_then(batch: Batch) -> list[Tensor]:
+        calls[0] += 1
+        return probes(batch) if calls[0] % 2 else []
+
+    update = some._optimizer._sgd.step
+    monkeypatch.setattr(some._step, "_probes", now_and_then)
+    monkeypatch.setattr(
+        some._optimizer._sgd, "step", lambda: (updates.__setitem__(0, updates[0] + 1), update())
+    )
+    some.learn(digits[1].train, 2)
+    assert calls[0] > 2
+    assert updates == calls
 
 
 def test_gem_sees_all_of_its_memory_task_by_task(monkeypatch) -> None:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cclis.nn import per_sample
 from cclis.nn.per_sample import gradient_cosines
 from cclis.nn.resnet import resnet18
 
@@ -59,6 +60,22 @@ def test_every_kind_of_layer(layer: str) -> None:
     module(images)
     cosines = found(module, images, labels, 4)
     torch.testing.assert_close(cosines, naive(module, images, labels)[:4, 4:])
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("fewer", [0, 10**9], ids=["by pairs", "by weights"])
+def test_both_ways_to_compare(layer: str, fewer: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(per_sample, "FEWER", fewer)
+    test_every_kind_of_layer(layer)
+
+
+@pytest.mark.parametrize("first", [0, 5])
+def test_nothing_to_compare_with(first: int) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(LAYERS["few places"](), nn.Flatten(), nn.LazyLinear(4)).double()
+    images, labels = samples(5)
+    module(images)
+    assert found(module, images, labels, first).shape == (first, 5 - first)
 
 
 def test_a_resnet() -> None:

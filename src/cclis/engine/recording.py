@@ -27,10 +27,14 @@ class Recording(Generic[Results]):
     Everything else that it reads and writes keeps its place in memory, and shapes do not change.
     Calls before the recording are ordinary ones, so nothing is done twice. Results are valid until
     the next call.
+
+    Args:
+        function: What to record.
+        modest: Whether it borrows so little memory that there is always room.
     """
 
-    def __init__(self, function: Callable[[Tensors], Results]):
-        self._function = function
+    def __init__(self, function: Callable[[Tensors], Results], *, modest: bool = False):
+        self._function, self._modest = function, modest
         self.forget()
 
     def forget(self) -> None:
@@ -49,7 +53,7 @@ class Recording(Generic[Results]):
         self._calls += 1
         if self._calls == WARMUP + 1:
             # Before, not when it has failed: torch keeps the memory of a recording that broke off.
-            self._records = _room_for_what_was_borrowed()
+            self._records = self._modest or _room_for_what_was_borrowed()
         if self._calls <= WARMUP or not self._records:
             return self._aside(inputs)
         if self._recorded is None:

@@ -20,7 +20,8 @@ NEVER = -1
 
 
 class Step:
-    """Runs steps; on a GPU it compiles the losses and replays the whole step as a CUDA graph.
+    """Runs steps; on a GPU it compiles the losses and replays the whole step as a CUDA graph, or as
+    two where a method decides on the host by its gradients what to follow.
 
     A recording holds for one task: everything it reads and writes (weights, momentum, learning
     rates, batch statistics, inputs) keeps its place in memory, and shapes do not change. The steps
@@ -43,7 +44,7 @@ class Step:
         compiling = compiles(config, fabric.device)
         recorded = compiling and fabric.device.type == "cuda"
         self._recording = Recording(self._run) if recorded else None
-        self._turning = Recording(self._turn) if recorded else None
+        self._turning = Recording(self._turn, modest=True)
         self._augment = compiled_for_all(augment) if compiling else augment
         self._losses = compiled(method.losses, compiling)
         self._probes = compiled(method.probes, compiling)
@@ -67,9 +68,9 @@ class Step:
     def forget(self) -> None:
         """Give back the memory that a recording holds."""
         self._gradients = self._products = torch.empty(0)
-        for recording in (self._recording, self._turning):
-            if recording is not None:
-                recording.forget()
+        self._turning.forget()
+        if self._recording is not None:
+            self._recording.forget()
 
     @property
     def failed(self) -> int | None:
@@ -94,8 +95,7 @@ class Step:
             factors = self._method.steer(self._products.cpu()).to(self._gradients)
             # A recording of its own, as soon as the gradients keep their place.
             still = self._recording is not None and self._recording.recorded
-            turn = self._turning if still else None
-            (turn or self._turn)({"factors": factors})
+            (self._turning if still else self._turn)({"factors": factors})
         return results
 
     def _run(self, inputs: Tensors) -> tuple[Tensors, Tensors]:
@@ -119,6 +119,7 @@ class Step:
             self._gradients = torch.stack([self._optimizer.gradient, *others])
             self._products = inner_products(self._gradients)
         else:
+            self._gradients = torch.empty(0)
             self._update()
         return {name: value.detach() for name, value in losses.items()}, batch.keep
 

@@ -11,6 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+FEWER = 4
+"""How many times fewer numbers pairs of places must be than weights, to go through them: they take
+more multiplications (benchmarks/per_sample.py)."""
+
 
 class _Call(NamedTuple):
     layer: nn.Conv2d | nn.Linear
@@ -43,8 +47,8 @@ def gradient_cosines(module: nn.Module, loss: Callable[[], Tensor], first: int) 
     with torch.autocast(total.device.type, enabled=False), torch.no_grad():
         for call, gradient in zip(calls, found, strict=True):
             if gradient is not None:
-                inputs, errors = _by_place(call.layer, call.input, gradient)
-                of_layer = _compared(inputs, errors, first)
+                # Not by name: patches of one layer are gone before those of the next are made.
+                of_layer = _compared(*_by_place(call.layer, call.input, gradient), first)
                 products, squares = products + of_layer[0], squares + of_layer[1]
         lengths = torch.where(squares > 0, squares, 1.0).sqrt()
         return products / torch.outer(lengths[:first], lengths[first:])
@@ -103,19 +107,29 @@ def _by_place(layer: nn.Conv2d | nn.Linear, x: Tensor, gradient: Tensor) -> tupl
 def _compared(inputs: Tensor, errors: Tensor, first: int) -> tuple[Tensor, Tensor]:
     """Of a layer: inner products of the first samples' gradients with the others', (N, R), and
     every gradient's squared length, (B,)."""
-    samples, _, places, _ = inputs.shape
-    pairs = first * (samples - first) * places**2
-    if pairs < samples * inputs.shape[3] * errors.shape[3]:
-        # <Σ x e', Σ y f'> is the sum of (x·y)(e·f) over all pairs of places: fewer numbers where a
-        # layer has many weights and sees few places.
-        alike, agree = (_pairs(v[:first], v[first:]) for v in (inputs, errors))
-        shape = (-1, first, places, samples - first, places)
-        own = (inputs @ inputs.mT) * (errors @ errors.mT)
-        return (alike * agree).view(shape).sum(dim=(0, 2, 4)), own.sum(dim=(1, 2, 3))
-    # A product for every row of the weights: one alone would be too long for a GPU to share out.
+    samples, _, places, width = inputs.shape
+    pairs = max(first * (samples - first), samples) * places**2
+    if FEWER * pairs < samples * width * errors.shape[3]:
+        return _compared_by_pairs(inputs, errors, first)
+    return _compared_by_weights(inputs, errors, first)
+
+
+def _compared_by_weights(inputs: Tensor, errors: Tensor, first: int) -> tuple[Tensor, Tensor]:
+    """Through every sample's gradient: Σ x e' over places."""
     rows = (errors.mT @ inputs).flatten(1, 2).transpose(0, 1)
+    # Row by row of the weights, and summed then: a GPU does not share out a single product whose
+    # result is small, however long it is.
     products = (rows[:, :first] @ rows[:, first:].mT).sum(dim=0)
-    return products, rows.square().sum(dim=(0, 2))
+    return products, torch.linalg.vector_norm(rows, dim=(0, 2)).square()
+
+
+def _compared_by_pairs(inputs: Tensor, errors: Tensor, first: int) -> tuple[Tensor, Tensor]:
+    """Without gradients: <Σ x e', Σ y f'> is the sum of (x·y)(e·f) over all pairs of places."""
+    samples, groups, places, _ = inputs.shape
+    alike, agree = (_pairs(v[:first], v[first:]) for v in (inputs, errors))
+    products = (alike * agree).view(groups, first, places, samples - first, places)
+    own = (inputs @ inputs.mT) * (errors @ errors.mT)
+    return products.sum(dim=(0, 2, 4)), own.sum(dim=(1, 2, 3))
 
 
 def _pairs(left: Tensor, right: Tensor) -> Tensor:
