@@ -8,6 +8,8 @@ import pytest
 from cclis.errors import InputError
 from cclis.report.results import (
     main,
+    mammoth_table,
+    methods_table,
     results_table,
     summary_table,
     tables,
@@ -43,6 +45,21 @@ def test_the_summary_has_a_row_a_method_and_a_column_a_head() -> None:
     assert lines[0].endswith("| *the paper* | linear | prototype | classifier | runs |")
     assert lines[2].endswith("| *74.95 ± 0.61* | 72.00 ± 2.83 | 72.00 ± 2.83 | – | 2 |")
     assert lines[3].endswith("| *49.16 ± 2.08* | – | – | 50.00 | 1 |")
+
+
+def test_what_each_method_costs() -> None:
+    cost = {"run_seconds": 1234.4, "times_er": 2.0, "task_seconds": [100.0, 300.4]}
+    table = methods_table([{"device": "a card", "methods": {"gem": cost}}])
+    assert table.splitlines()[2] == "| gem | 1,234 s | 2.00 | 300 s | a card |"
+
+
+def test_ours_beside_mammoths() -> None:
+    seeds = {"class_il": [90.0, 92.0], "task_il": [99.0, 99.0]}
+    machine = {"ours": {"er": seeds}, "mammoth": {"er": seeds, "gss changed": seeds}}
+    lines = mammoth_table([machine]).splitlines()
+    both = "91.00 ± 1.41 | 91.00 ± 1.41 | 99.00 ± 0.00 | 99.00 ± 0.00"
+    assert lines[2] == f"| er | {both} | 2 |"
+    assert lines[3] == "| gss changed | – | 91.00 ± 1.41 | – | 99.00 ± 0.00 | 2 |"
 
 
 def test_one_run_has_no_spread() -> None:

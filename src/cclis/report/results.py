@@ -4,7 +4,7 @@
 
 replaces what stands between `<!-- NAME -->` and `<!-- /NAME -->` in each file, for the tables
 `results`, `summary`, `variations`, `sorted`, `order`, `lambda`, `alone`, `heads`, `speed`,
-`compiling`, `methods` and `reliability`.
+`compiling`, `methods`, `mammoth` and `reliability`.
 """
 
 from __future__ import annotations
@@ -190,6 +190,24 @@ def methods_table(found: Sequence[Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def mammoth_table(found: Sequence[Result]) -> str:
+    """What the baselines reach on split-digits, and what Mammoth's code does."""
+    lines = [
+        "| method | Class-IL, ours | Mammoth's | Task-IL, ours | Mammoth's | seeds |",
+        "|---" * 6 + "|",
+    ]
+    for machine in found:
+        for method, theirs in machine["mammoth"].items():
+            ours = machine["ours"].get(method, {})
+            cells = [
+                spread(side[name]) if name in side else "–"
+                for name in ("class_il", "task_il")
+                for side in (ours, theirs)
+            ]
+            lines.append(f"| {method} | {' | '.join(cells)} | {len(theirs['class_il'])} |")
+    return "\n".join(lines) + "\n"
+
+
 def reliability_table(folder: Path) -> str:
     """What the last soak survived, and what checkpoints cost."""
     lines = ["| | |", "|---|---|"]
@@ -244,6 +262,7 @@ def tables(folder: Path) -> dict[str, str]:
         "speed": speed_table(read_results(folder / "speed")),
         "compiling": compiling_table(read_results(folder / "compiling")),
         "methods": methods_table(read_results(folder / "speed-methods")),
+        "mammoth": mammoth_table(read_results(folder / "mammoth")),
         "reliability": reliability_table(folder),
     }
 

@@ -1,0 +1,270 @@
+"""The baselines against those of Mammoth, its own code, on split-digits.
+
+    python benchmarks/mammoth.py CHECKOUT [--methods er ...] [--seeds 10] [--out results/mammoth]
+
+CHECKOUT is a clone of https://github.com/aimagelab/mammoth. Its models learn the same tasks as ours
+with the same network, settings and augmentation. What they import and do not need for that
+(torchvision, kornia, its datasets and its command line) is stood in for; GEM needs quadprog. Mirror
+images, of which its iCaRL takes means, are left out: digits have none. Its GSS compares gradients
+of images that are not normalised, though the network learns from images that are; as `gss
+normalised` it compares those. Prints and writes JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import multiprocessing
+import statistics
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from summary import write_summary
+from torch import Tensor, nn
+
+from cclis import load_benchmark
+from cclis.config import Config, make_config, read_yaml, recipe_path
+from cclis.data.images import ImageSet
+from cclis.engine.device import device_name, seeded
+from cclis.engine.trainer import Trainer
+from cclis.evaluation.accuracy import evaluate
+from cclis.nn.conv import ConvEncoder
+
+METHODS = ("er", "der", "derpp", "icarl", "gem", "gss", "gss normalised")
+STOOD_IN_FOR = (
+    *("torchvision", "torchvision.transforms", "torchvision.transforms.functional"),
+    *("kornia", "datasets", "utils.args", "utils.kornia_utils"),
+)
+SCENARIOS = ("class_il", "task_il")
+
+tasks = list(load_benchmark("split-digits"))
+
+
+def settings_of(method: str, seed: int) -> Config:
+    settings = read_yaml(recipe_path(f"split-digits/{method}-100"))
+    return make_config(settings.pop("method"), {**settings, "seed": seed, "device": "cpu"})
+
+
+def ours(method: str, seed: int) -> dict[str, float]:
+    """Accuracies of this package after the last task."""
+    config = settings_of(method, seed)
+    trainer = Trainer(config, tasks[0].train.shape, 10)
+    for task in tasks:
+        learned = trainer.learn(task.train, 2)
+    tests, sizes = [task.test for task in tasks], trainer.task_sizes
+    found = evaluate(
+        trainer.inference, trainer.method.heads, learned.visible, tests, sizes, config, seed
+    )
+    (judged,) = found.accuracies.values()
+    return {name: statistics.mean(getattr(judged, name)) for name in SCENARIOS}
+
+
+class Transform:
+    """What Mammoth's kornia transforms are: applied to whole batches, without gradients."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]):
+        self._function = function
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        return self._function(images)
+
+    @property
+    def transforms(self) -> Transform:
+        return self
+
+
+class StandIn(ModuleType):
+    """A module that has everything, for nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return MagicMock()
+
+
+class Backbone(nn.Module):
+    """The network of ours, as Mammoth's models call theirs."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.encoder, self.classifier = ConvEncoder(1, width), nn.Linear(2 * width, 10)
+
+    def forward(self, images: Tensor, returnt: str = "out") -> Tensor:
+        features: Tensor = self.encoder(images)
+        return features if returnt == "features" else self.classifier(features)
+
+    def get_grads(self) -> Tensor:
+        return torch.cat([p.grad.flatten() for p in self.parameters() if p.grad is not None])
+
+
+class Loader:
+    """Batches of a task: augmented images, labels, images as they are."""
+
+    def __init__(self, task: ImageSet, batch_size: int, augment: Transform):
+        self.dataset = SimpleNamespace(
+            data=task.images[..., 0].clone(),
+            targets=task.labels.numpy().copy(),
+            not_aug_transform=True,
+        )
+        self._batch_size, self._augment = batch_size, augment
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        labels = torch.as_tensor(np.asarray(self.dataset.targets))
+        for rows in torch.split(torch.randperm(len(labels)), self._batch_size):
+            plain = as_floats(self.dataset.data[rows])
+            yield self._augment(plain), labels[rows], plain
+
+
+def as_floats(images: Tensor) -> Tensor:
+    """uint8 (N, H, W) to (N, 1, H, W) within [0, 1]."""
+    return images[:, None].float() / 255
+
+
+def cropped(images: Tensor, padding: int) -> Tensor:
+    """Each shifted by chance, zeros moving in."""
+    padded = F.pad(images, (padding,) * 4)
+    side = images.shape[-1]
+    shifts = torch.randint(0, 2 * padding + 1, (len(images), 2)).tolist()
+    shifted = [p[:, y : y + side, x : x + side] for p, (y, x) in zip(padded, shifts, strict=True)]
+    return torch.stack(shifted)
+
+
+def import_models(checkout: Path) -> None:
+    """Make `models` of Mammoth importable."""
+    logging.disable(logging.CRITICAL)
+    sys.path.insert(0, str(checkout))
+    for name in STOOD_IN_FOR:
+        module = sys.modules[name] = StandIn(name)
+        parent, _, own = name.rpartition(".")
+        if parent in STOOD_IN_FOR:
+            setattr(sys.modules[parent], own, module)
+    sys.modules["torchvision.transforms.functional"].hflip = lambda images: images  # type: ignore[attr-defined]
+    sys.modules["utils.args"].ArgumentParser = argparse.ArgumentParser  # type: ignore[attr-defined]
+    sys.modules["utils.kornia_utils"].KorniaAugNoGrad = Transform  # type: ignore[attr-defined]
+    sys.modules["utils.kornia_utils"].to_kornia_transform = lambda of: of  # type: ignore[attr-defined]
+
+
+def model_of(name: str) -> Any:
+    module = __import__(f"models.{name}", fromlist=[name])
+    return next(kind for kind in vars(module).values() if getattr(kind, "NAME", None) == name)
+
+
+def theirs(method: str, seed: int) -> dict[str, float]:
+    """Accuracies of Mammoth after the last task."""
+    name, _, changed = method.partition(" ")
+    config: Any = settings_of(name, seed)
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    with seeded(seed, "network"):
+        backbone = Backbone(config.width)
+    first = as_floats(tasks[0].train.images[..., 0])
+    mean, std = first.mean(), first.std(correction=0)
+    normalise = Transform(lambda images: (images - mean) / std)
+    augment = Transform(lambda images: normalise(cropped(images, config.padding)))
+    arguments = Namespace(
+        **{"buffer_size": config.memory, "batch_size": config.batch_size, "optimizer": "sgd"},
+        **{"minibatch_size": getattr(config, "replay_batch_size", config.batch_size)},
+        **{"lr": config.learning_rate, "optim_wd": 0.0, "optim_mom": 0.0, "optim_nesterov": False},
+        **{"alpha": getattr(config, "logit_weight", 0), "beta": getattr(config, "label_weight", 0)},
+        **{"gamma": getattr(config, "memory_strength", 0), "opt_wd": config.weight_decay},
+        **{
+            "batch_num": 1,
+            "gss_minibatch_size": None,
+            "label_perc": 1,
+            "nowand": 1,
+            "device": None,
+        },
+        **{"use_original_icarl_transform": 0, "compute_theoretical_best": 0},
+    )
+    dataset = SimpleNamespace(
+        **{"N_CLASSES": 10, "N_TASKS": 5, "N_CLASSES_PER_TASK": 2, "SETTING": "class-il"},
+        args=arguments,
+        get_normalization_transform=lambda: normalise,
+        get_offsets=lambda task: (2 * task, 2 * task + 2),
+        TEST_TRANSFORM=normalise,
+    )
+    model = model_of(name)(
+        backbone, nn.CrossEntropyLoss(), arguments, SimpleNamespace(transforms=[augment]), dataset
+    )
+    if changed:
+        compare = model.get_grads
+        model.get_grads = lambda images, labels: compare(normalise(images), labels)
+    for task in tasks:
+        dataset.train_loader = Loader(task.train, config.batch_size, augment)
+        model.net.train()
+        model.meta_begin_task(dataset)
+        for epoch in range(config.epochs):
+            for batch in dataset.train_loader:
+                model.meta_observe(*batch, epoch=epoch)
+        model.meta_end_task(dataset)
+    return accuracies(model, normalise)
+
+
+@torch.no_grad()
+def accuracies(model: Any, normalise: Transform) -> dict[str, float]:
+    """In % over all classes and over those of a task, averaged over tasks."""
+    model.net.eval()
+    found: dict[str, list[float]] = {name: [] for name in SCENARIOS}
+    for number, task in enumerate(tasks):
+        scores = model(normalise(as_floats(task.test.images[..., 0])))
+        known = torch.full_like(scores, -torch.inf)
+        own = slice(2 * number, 2 * number + 2)
+        known[:, own] = scores[:, own]
+        for name, by in zip(SCENARIOS, (scores, known), strict=True):
+            right = by.argmax(dim=1) == task.test.labels
+            found[name].append(100 * right.double().mean().item())
+    return {name: statistics.mean(values) for name, values in found.items()}
+
+
+def begin(checkout: Path) -> None:
+    """Make a process ready to learn."""
+    torch.set_num_threads(1)
+    import_models(checkout)
+
+
+def learned(job: tuple[str, str, int]) -> dict[str, float]:
+    """Accuracies of one side, method and seed."""
+    side, method, seed = job
+    return ours(method, seed) if side == "ours" else theirs(method, seed)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkout", type=Path)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--out", type=Path, default=Path("results/mammoth"))
+    arguments = parser.parse_args()
+    asked = ["git", "-C", str(arguments.checkout), "rev-parse", "HEAD"]
+    commit = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+    rows = [("mammoth", method) for method in arguments.methods]
+    rows += [("ours", method) for method in arguments.methods if " " not in method]
+    jobs = [(*row, seed) for row in rows for seed in range(arguments.seeds)]
+    found: dict[str, dict[str, Any]] = {"mammoth": {}, "ours": {}}
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(None, spawned, begin, (arguments.checkout,)) as pool:
+        for (side, method, _), run in zip(jobs, pool.map(learned, jobs), strict=True):
+            row = found[side].setdefault(method, {name: [] for name in SCENARIOS})
+            for name, accuracy in run.items():
+                row[name].append(accuracy)
+            if len(row["class_il"]) == arguments.seeds:
+                means = [f"{statistics.mean(values):.2f}" for values in row.values()]
+                print(f"{side:8} {method:15} Class-IL {means[0]}  Task-IL {means[1]}", flush=True)
+    write_summary(arguments.out, device_name(torch.device("cpu")), {"commit": commit, **found})
+
+
+if __name__ == "__main__":
+    main()
