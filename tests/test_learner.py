@@ -104,6 +104,8 @@ def test_a_new_class_beyond_the_first_room_is_learned() -> None:
     for task in range(2):
         images = chance.integers(0, 256, (80, 8, 8), dtype=np.uint8)
         learner.learn(images, np.arange(80) % 40 + 40 * task)
+        # No more than as much again stays empty: means are taken over all of it.
+        assert learner._trainer.method.network.classes <= 2 * len(learner.classes)
     assert learner.predict_proba(images).shape == (80, 80)
 
 
