@@ -33,7 +33,7 @@ from summary import write_summary
 from torch import Tensor, nn
 
 from cclis import load_benchmark
-from cclis.config import Config, make_config, read_yaml, recipe_path
+from cclis.config import Config, make_config, recipe_settings
 from cclis.data.images import ImageSet
 from cclis.engine.device import device_name, seeded
 from cclis.engine.trainer import Trainer
@@ -51,7 +51,7 @@ tasks = list(load_benchmark("split-digits"))
 
 
 def settings_of(method: str, seed: int) -> Config:
-    settings = read_yaml(recipe_path(f"split-digits/{method}-100"))
+    settings = recipe_settings("split-digits", method, 100)
     return make_config(settings.pop("method"), {**settings, "seed": seed, "device": "cpu"})
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from summary import write_summary
 
-from cclis.config import make_config, read_yaml, recipe_for, recipe_path
+from cclis.config import make_config, recipe_settings
 from cclis.data.images import ImageSet
 from cclis.engine.device import device_name
 from cclis.engine.trainer import Trainer
@@ -43,8 +43,7 @@ def images_of(count: int, first: int) -> ImageSet:
 def cost(method: str, count: int, epochs: int, width: int) -> dict[str, Any]:
     """Images of the last task a second, and the seconds of each task, its selection and a run."""
     memory = 0 if method in ("finetune", "joint") else 200
-    recipe = recipe_for("seq-cifar10", method, memory)
-    settings: dict[str, Any] = {} if recipe is None else read_yaml(recipe_path(recipe))
+    settings = recipe_settings("seq-cifar10", method, memory)
     whole = int(settings.get("epochs", 50))
     first = int(settings.get("first_epochs") or whole)
     settings |= {"method": method, "memory": memory, "width": width}

@@ -3,13 +3,15 @@
     python benchmarks/per_sample.py [--width 64] [--samples 64]
 
 Half of the samples are compared with the other half, as GSS does in every step, with a ResNet-18 on
-32×32 images. Prints the seconds of both, their ratio, and how far their cosines are apart.
+32×32 images. Prints the seconds of both, their ratio, and how far their cosines are apart; then
+ours where pairs of places must be so many times fewer than weights to be taken.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +19,7 @@ from throughput import median_seconds
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
+from cclis.nn import per_sample
 from cclis.nn.network import ClassifierNetwork
 from cclis.nn.per_sample import gradient_cosines
 from cclis.nn.resnet import resnet18
@@ -81,6 +84,9 @@ def main() -> None:
     mine, other = median_seconds(ours, 3), median_seconds(theirs, 3)
     found = {"seconds": mine, "vmap_seconds": other, "ratio": other / mine, "apart": apart}
     print(json.dumps(found))
+    for fewer in (1, 4, 16, math.inf):
+        per_sample.FEWER = fewer
+        print(json.dumps({"fewer": fewer, "seconds": median_seconds(ours, 3)}))
 
 
 if __name__ == "__main__":

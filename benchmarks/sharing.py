@@ -27,7 +27,7 @@ import torch
 from methods import PART, images_of
 from summary import write_summary
 
-from cclis.config import make_config, read_yaml, recipe_for, recipe_path
+from cclis.config import make_config, recipe_settings
 from cclis.engine.device import device_name
 from cclis.engine.trainer import Trainer
 from cclis.methods import METHODS
@@ -41,8 +41,7 @@ class OverError(Exception):
 
 def learn(method: str, quick: bool, seconds: float, ready: Barrier, found: Queue[float]) -> None:
     """Images a second of one run, put into `found`."""
-    recipe = recipe_for("seq-cifar10", method, 200)
-    settings: dict[str, Any] = {} if recipe is None else read_yaml(recipe_path(recipe))
+    settings = recipe_settings("seq-cifar10", method, 200)
     settings |= {"method": method, "memory": 200, "epochs": 10**6, "first_epochs": None}
     if quick:
         settings |= {"width": 4, "threads": 1}

@@ -42,6 +42,7 @@ from cclis.config import (
     read_yaml,
     recipe_for,
     recipe_path,
+    recipe_settings,
     recipes,
 )
 from cclis.errors import InputError, as_input_errors
@@ -186,9 +187,8 @@ def _train_parser(arguments: list[str]) -> ArgumentParser:
     parser.set_defaults({field.name: field.default for field in dataclasses.fields(kind)})
     if file is None:
         benchmark = asked.get("benchmark", StreamOptions.benchmark)
-        recipe = recipe_for(benchmark, asked.get("method", RunOptions.method), asked.get("memory"))
-        if recipe is not None:
-            parser.set_defaults(read_yaml(recipe_path(recipe)))
+        method, memory = asked.get("method", RunOptions.method), asked.get("memory")
+        parser.set_defaults(recipe_settings(benchmark, method, memory))
     return parser
 
 

@@ -583,6 +583,12 @@ class _SettingsLoader(yaml.SafeLoader):
         return mapping
 
 
+def recipe_settings(benchmark: str, method: str, memory: int | None) -> dict[str, Any]:
+    """What `recipe_for` says by name; nothing where there is no recipe."""
+    recipe = recipe_for(benchmark, method, memory)
+    return {} if recipe is None else read_yaml(recipe_path(recipe))
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file that holds settings by name."""
     try:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-FEWER = 4
+FEWER = 4.0
 """How many times fewer numbers pairs of places must be than weights, to go through them: they take
 more multiplications (benchmarks/per_sample.py)."""
 

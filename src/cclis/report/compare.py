@@ -18,7 +18,15 @@ from cclis.report import figures
 from cclis.report.drawing import Line, line_figure, picture
 from cclis.report.page import environment
 from cclis.report.results import COLUMNS as SCORES
-from cclis.report.results import Result, compared_head, paper_row, spread, variation
+from cclis.report.results import (
+    Result,
+    Table,
+    compared_head,
+    markdown,
+    paper_row,
+    spread,
+    variation,
+)
 
 COLUMNS = (
     *("benchmark", "memory", "method", "changed", "head", "Class-IL", "forgetting"),
@@ -27,7 +35,6 @@ COLUMNS = (
 LONGEST_FILE_NAME = 80
 PAIRS = ("benchmark", "memory", "first", "second", "seeds", "difference", "p")
 
-Table = list[list[str]]
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -265,17 +272,6 @@ def _file_name(stream: str, taken: Collection[str]) -> str:
         number += 1
         found = f"{name}-{number}"
     return found
-
-
-def markdown(header: Sequence[str], rows: Table) -> str:
-    """A Markdown table."""
-    lines = [list(header), ["---"] * len(header), *rows]
-    return "".join(f"| {' | '.join(map(_md, row))} |\n" for row in lines)
-
-
-def _md(text: str) -> str:
-    """Text that stays in its cell and is no tag."""
-    return text.replace("|", r"\|").replace("<", "&lt;")
 
 
 def comma_separated(header: Sequence[str], rows: Table) -> str:

@@ -18,11 +18,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from cclis.config import CONFIGS, make_config, read_yaml, recipe_for, recipe_path
+from cclis.config import CONFIGS, make_config, recipe_settings
 from cclis.errors import InputError
 from cclis.files import read_json, write_atomically
 
 Result = Mapping[str, Any]
+Table = list[list[str]]
 COLUMNS = [
     (scenario, key) for scenario in ("class_il", "task_il") for key in ("accuracy", "forgetting")
 ]
@@ -89,16 +90,14 @@ def variations_table(results: Sequence[Result]) -> str:
 
 def alone_table(results: Sequence[Result]) -> str:
     """How long whole runs took that had a machine for themselves."""
-    lines = [
-        "| benchmark | memory | method | seed | in all | training | of it compiling | device | |",
-        "|---" * 9 + "|",
-    ]
+    which = ("benchmark", "memory", "method", "seed")
+    rows = []
     for run in results:
         if run.get("alone"):
             seconds = [f"{run['seconds'][kind]:.1f} s" for kind in ("total", "train", "compile")]
-            row = [*(str(run[k]) for k in ("benchmark", "memory", "method", "seed")), *seconds]
-            lines.append(f"| {' | '.join([*row, run['device'], run.get('note', '')])} |")
-    return "\n".join(lines) + "\n"
+            about = [run["device"], run.get("note", "")]
+            rows.append([*(str(run[key]) for key in which), *seconds, *about])
+    return markdown([*which, "in all", "training", "of it compiling", "device", "note"], rows)
 
 
 def differing_table(found: Sequence[Result]) -> str:
@@ -165,37 +164,39 @@ def speed_table(found: Sequence[Result]) -> str:
 
 def compiling_table(found: Sequence[Result]) -> str:
     """What trying several candidates for every pointwise kernel costs and gives."""
-    lines = [
-        "| pointwise kernels | first epoch over after | images/s then | device |",
-        "|---" * 4 + "|",
+    rows = [
+        [
+            way["pointwise"],
+            f"{way['first_epoch_seconds']:.1f} s",
+            f"{way['images_per_second']:,.0f}",
+            machine["device"],
+        ]
+        for machine in found
+        for way in machine["ways"]
     ]
-    for machine in found:
-        for way in machine["ways"]:
-            lines.append(
-                f"| {way['pointwise']} | {way['first_epoch_seconds']:.1f} s "
-                f"| {way['images_per_second']:,.0f} | {machine['device']} |"
-            )
-    return "\n".join(lines) + "\n"
+    header = ("pointwise kernels", "first epoch over after", "images/s then", "device")
+    return markdown(header, rows)
 
 
 def methods_table(found: Sequence[Result]) -> str:
     """What learning Seq-CIFAR-10 costs by each method."""
-    lines = ["| method | a run | × ER | its last task | device |", "|---" * 5 + "|"]
-    for machine in found:
-        for method, cost in machine["methods"].items():
-            lines.append(
-                f"| {method} | {cost['run_seconds']:,.0f} s | {cost['times_er']:.2f} "
-                f"| {cost['task_seconds'][-1]:,.0f} s | {machine['device']} |"
-            )
-    return "\n".join(lines) + "\n"
+    rows = [
+        [
+            method,
+            f"{cost['run_seconds']:,.0f} s",
+            f"{cost['times_er']:.2f}",
+            f"{cost['task_seconds'][-1]:,.0f} s",
+            machine["device"],
+        ]
+        for machine in found
+        for method, cost in machine["methods"].items()
+    ]
+    return markdown(("method", "a run", "× ER", "its last task", "device"), rows)
 
 
 def mammoth_table(found: Sequence[Result]) -> str:
     """What the baselines reach on split-digits, and what Mammoth's code does."""
-    lines = [
-        "| method | Class-IL, ours | Mammoth's | Task-IL, ours | Mammoth's | seeds |",
-        "|---" * 6 + "|",
-    ]
+    rows = []
     for machine in found:
         for method, theirs in machine["mammoth"].items():
             ours = machine["ours"].get(method, {})
@@ -204,8 +205,9 @@ def mammoth_table(found: Sequence[Result]) -> str:
                 for name in ("class_il", "task_il")
                 for side in (ours, theirs)
             ]
-            lines.append(f"| {method} | {' | '.join(cells)} | {len(theirs['class_il'])} |")
-    return "\n".join(lines) + "\n"
+            rows.append([method, *cells, str(len(theirs["class_il"]))])
+    columns = ("Class-IL, ours", "Mammoth's", "Task-IL, ours", "Mammoth's")
+    return markdown(("method", *columns, "seeds"), rows)
 
 
 def reliability_table(folder: Path) -> str:
@@ -226,13 +228,23 @@ def reliability_table(folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def markdown(header: Sequence[str], rows: Table) -> str:
+    """A Markdown table."""
+    lines = [list(header), ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(map(_md, row))} |\n" for row in lines)
+
+
+def _md(text: str) -> str:
+    """Text that stays in its cell and is no tag."""
+    return text.replace("|", r"\|").replace("<", "&lt;")
+
+
 def variation(result: Result) -> str:
     """What a run has other than the recipe for its row, as `name value` parts; "" for nothing."""
     config = result.get("config", {})
     if result["method"] not in CONFIGS:
         return ""  # one that was added elsewhere
-    recipe = recipe_for(result["benchmark"], result["method"], result["memory"])
-    settings = {} if recipe is None else read_yaml(recipe_path(recipe))
+    settings = recipe_settings(result["benchmark"], result["method"], result["memory"])
     settings.pop("method", None)
     usual = make_config(result["method"], settings).to_dict()
     return ", ".join(

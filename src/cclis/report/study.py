@@ -16,7 +16,6 @@ from cclis.report.compare import (
     COLUMNS,
     PAIRS,
     Entry,
-    Table,
     accuracy_table,
     number_columns,
     numbers,
@@ -25,7 +24,7 @@ from cclis.report.compare import (
 from cclis.report.drawing import Line, Map, line_figure, map_figure
 from cclis.report.figures import flattened
 from cclis.report.page import environment
-from cclis.report.results import Result, compared_head, spread
+from cclis.report.results import Result, Table, compared_head, spread
 from cclis.runs import Run
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from cclis.config import RunOptions
 from cclis.errors import InputError, unknown
 from cclis.files import write_atomically
 from cclis.progress import QUIET, Progress
-from cclis.report.compare import comma_separated, latex, markdown
+from cclis.report.compare import comma_separated, latex
 from cclis.report.drawing import picture
-from cclis.report.results import paper_row, paper_row_of_study
+from cclis.report.results import markdown, paper_row, paper_row_of_study
 from cclis.report.study import (
     Row,
     columns,

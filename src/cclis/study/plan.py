@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import product
 from pathlib import Path
 
-from cclis.config import Config, make_config, read_yaml, recipe_for, recipe_path
+from cclis.config import Config, make_config, recipe_settings
 from cclis.errors import InputError
 from cclis.report.compare import read_runs
 from cclis.report.results import Result, variation
@@ -103,8 +103,7 @@ def plan(
 
 def _full(variant: Variant, benchmark: str, memory: int) -> Config:
     """The settings of a variant as the paper has it."""
-    recipe = recipe_for(benchmark, variant.method, memory)
-    settings = {} if recipe is None else read_yaml(recipe_path(recipe))
+    settings = recipe_settings(benchmark, variant.method, memory)
     settings |= {"benchmark": benchmark, "memory": memory, **variant.settings}
     settings.pop("method", None)
     return make_config(variant.method, settings)
