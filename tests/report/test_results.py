@@ -31,7 +31,7 @@ def test_seeds_are_averaged_below_the_papers_row() -> None:
     lines = results_table([result(0, 70.0), result(1, 74.0)]).splitlines()
     assert lines[2] == (
         "| seq-cifar10 | 200 | cclis | *the paper* | *74.95 ± 0.61* | *22.59 ± 0.18* "
-        "| *96.20 ± 0.26* | *2.08 ± 0.27* | |"
+        "| *96.20 ± 0.26* | *2.08 ± 0.27* |  |"
     )
     assert "| linear | 72.00 ± 2.83 | 1.00 ± 0.00 |" in lines[3]
     assert lines[3].endswith("| 2 |")
@@ -45,6 +45,19 @@ def test_the_summary_has_a_row_a_method_and_a_column_a_head() -> None:
     assert lines[0].endswith("| *the paper* | linear | prototype | classifier | runs |")
     assert lines[2].endswith("| *74.95 ± 0.61* | 72.00 ± 2.83 | 72.00 ± 2.83 | – | 2 |")
     assert lines[3].endswith("| *49.16 ± 2.08* | – | – | 50.00 | 1 |")
+
+
+def test_other_papers_rows_stand_below_the_papers() -> None:
+    def places(method: str, memory: int) -> list[str]:
+        some = {**result(0, 60.0), "method": method, "memory": memory}
+        rows = results_table([some]).splitlines()[2:]
+        return [row.split(" | ")[3] for row in rows]
+
+    ours = ["linear", "prototype"]
+    assert places("der", 200) == ["*the paper*", "*Buzzega et al., 2020*", *ours]
+    # The paper has no row of DER++, the other none of GCR.
+    assert places("derpp", 500) == ["*Buzzega et al., 2020*", *ours]
+    assert places("gcr", 200) == ["*the paper*", *ours]
 
 
 def test_what_each_method_costs() -> None:
@@ -95,6 +108,6 @@ def test_runs_with_other_settings_than_their_recipe_have_a_table_of_their_own() 
     assert "57.50" not in results_table(both)
     lines = variations_table(both).splitlines()
     start = "| seq-cifar10 | 200 | selection random, distillation false |"
-    assert lines[2] == f"{start} *the paper* | *56.43 ± 1.54* | – | – | – | |"
+    assert lines[2] == f"{start} *the paper* | *56.43 ± 1.54* | – | – | – |  |"
     assert lines[3].startswith(f"{start} linear | 57.50 |")
     assert len(lines) == 5

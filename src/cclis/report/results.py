@@ -27,8 +27,13 @@ Table = list[list[str]]
 COLUMNS = [
     (scenario, key) for scenario in ("class_il", "task_il") for key in ("accuracy", "forgetting")
 ]
-SCORES = "Class-IL | forgetting | Task-IL | forgetting"
+SCORES = ("Class-IL", "forgetting", "Task-IL", "forgetting")
 HEADS_IN_ORDER = ("linear_paper", "linear", "discriminant", "means", "prototype", "classifier")
+SPEEDS = (
+    *("images", "batch", "first task", "of the matrix rate"),
+    *("with teacher", "of the matrix rate", "memory"),
+)
+PAPER = "the paper"
 PAPER_HEADS = ("linear_paper", "linear")
 """The heads that follow the paper's protocol, the nearer first; others are judged by their own."""
 ANYWHERE = {
@@ -39,53 +44,43 @@ ANYWHERE = {
 
 
 def results_table(results: Sequence[Result]) -> str:
-    """A row for every benchmark, memory, method and head, the paper's first."""
-    lines = [f"| benchmark | memory | method | head | {SCORES} | runs |", "|---" * 9 + "|"]
+    """A row for every benchmark, memory, method and head, after what was published."""
+    rows = []
     for (benchmark, method, memory), runs in _rows([run for run in results if not variation(run)]):
-        start = f"| {benchmark} | {memory} | {method} |"
-        published = paper_row(benchmark, memory, method)
-        if published:
-            cells = [_published(published.get(s, {}).get(key)) for s, key in COLUMNS]
-            lines.append(f"{start} *the paper* | {' | '.join(cells)} | |")
-        lines += [f"{start} {row}" for row in _by_head(runs)]
-    return "\n".join(lines) + "\n"
+        elsewhere = rows_elsewhere(benchmark, memory, method)
+        published = {PAPER: paper_row(benchmark, memory, method), **elsewhere}
+        rows += [[benchmark, str(memory), method, *row] for row in _by_head(published, runs)]
+    return markdown(("benchmark", "memory", "method", "head", *SCORES, "runs"), rows)
 
 
 def summary_table(results: Sequence[Result]) -> str:
     """Class-IL accuracy alone: a row for every benchmark, memory and method, a column a head."""
-    rows = _rows([run for run in results if not variation(run)])
-    found = {head for _, runs in rows for run in runs for head in run["class_il"]}
+    groups = _rows([run for run in results if not variation(run)])
+    found = {head for _, runs in groups for run in runs for head in run["class_il"]}
     heads = sorted(found, key=_place_of_head)
-    lines = [
-        f"| benchmark | memory | method | *the paper* | {' | '.join(heads)} | runs |",
-        "|---" * (len(heads) + 5) + "|",
-    ]
-    for (benchmark, method, memory), runs in rows:
+    rows = []
+    for (benchmark, method, memory), runs in groups:
         published = paper_row(benchmark, memory, method)
         cells = [_published(published["class_il"]["accuracy"]) if published else "–"]
         for head in heads:
             values = [r["class_il"][head]["accuracy"] for r in runs if head in r["class_il"]]
             cells.append(spread(values) if values else "–")
-        lines.append(f"| {benchmark} | {memory} | {method} | {' | '.join(cells)} | {len(runs)} |")
-    return "\n".join(lines) + "\n"
+        rows.append([benchmark, str(memory), method, *cells, str(len(runs))])
+    return markdown(("benchmark", "memory", "method", f"*{PAPER}*", *heads, "runs"), rows)
 
 
 def variations_table(results: Sequence[Result]) -> str:
     """The same for runs whose settings differ from their recipe's."""
-    lines = [f"| benchmark | memory | changed | head | {SCORES} | runs |", "|---" * 9 + "|"]
     varied: dict[str, list[Result]] = {}
     for result in results:
         varied.setdefault(variation(result), []).append(result)
     varied.pop("", None)
+    rows = []
     for what, same in sorted(varied.items()):
         for (benchmark, method, memory), runs in _rows(same):
-            start = f"| {benchmark} | {memory} | {what} |"
-            published = paper_row(benchmark, memory, method, what)
-            if published:
-                cells = [_published(published.get(s, {}).get(key)) for s, key in COLUMNS]
-                lines.append(f"{start} *the paper* | {' | '.join(cells)} | |")
-            lines += [f"{start} {row}" for row in _by_head(runs)]
-    return "\n".join(lines) + "\n"
+            published = {PAPER: paper_row(benchmark, memory, method, what)}
+            rows += [[benchmark, str(memory), what, *row] for row in _by_head(published, runs)]
+    return markdown(("benchmark", "memory", "changed", "head", *SCORES, "runs"), rows)
 
 
 def alone_table(results: Sequence[Result]) -> str:
@@ -104,11 +99,11 @@ def differing_table(found: Sequence[Result]) -> str:
     """Accuracies of runs that differ in one thing alone, which their notes name."""
     heads = list(found[0]["class_il"]) if found else []
     columns = [f"{title}, {head}" for title in ("Class-IL", "Task-IL") for head in heads]
-    lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    rows = []
     for run in found:
         cells = [run[s][head]["accuracy"] for s in ("class_il", "task_il") for head in heads]
-        lines.append(f"| {run['note']} | {' | '.join(f'{cell:.2f}' for cell in cells)} |")
-    return "\n".join(lines) + "\n"
+        rows.append([run["note"], *(f"{cell:.2f}" for cell in cells)])
+    return markdown(("", *columns), rows)
 
 
 def heads_table(found: Sequence[Result]) -> str:
@@ -116,11 +111,11 @@ def heads_table(found: Sequence[Result]) -> str:
     runs = [
         f"{f['benchmark']}, {f['method']}, memory {f['memory']}, seed {f['seed']}" for f in found
     ]
-    lines = [f"| classifier | {' | '.join(runs)} |", "|---" * (len(runs) + 1) + "|"]
-    for rows in zip(*(f["classifiers"] for f in found), strict=True):
-        cells = " | ".join(f"{row['class_il']:.2f}" for row in rows)
-        lines.append(f"| {rows[0]['classifier']} | {cells} |")
-    return "\n".join(lines) + "\n"
+    rows = [
+        [same[0]["classifier"], *(f"{row['class_il']:.2f}" for row in same)]
+        for same in zip(*(f["classifiers"] for f in found), strict=True)
+    ]
+    return markdown(("classifier", *runs), rows)
 
 
 def speed_table(found: Sequence[Result]) -> str:
@@ -131,15 +126,12 @@ def speed_table(found: Sequence[Result]) -> str:
             f"{machine['device']}, torch {machine['versions']['torch']}, "
             f"{machine['matmul_tflops']:.0f} TFLOP/s in a bf16 matrix product:",
             "",
-            "| images | batch | first task | of the matrix rate | with teacher "
-            "| of the matrix rate | memory |",
-            "|---" * 7 + "|",
         ]
+        rows = [_speed(f"{row['side']}×{row['side']}", row) for row in machine["training"]]
         on_host = machine.get("images_on_host")
-        for row in machine["training"]:
-            lines.append(_speed(f"{row['side']}×{row['side']}", row))
         if on_host:
-            lines.append(_speed(f"{on_host['side']}×{on_host['side']}, on the host", on_host))
+            rows.append(_speed(f"{on_host['side']}×{on_host['side']}, on the host", on_host))
+        lines.append(markdown(SPEEDS, rows).rstrip("\n"))
         if "baseline" in machine:
             plain, ratio = machine["baseline"], machine["ratio_to_baseline"]
             lines += [
@@ -212,20 +204,19 @@ def mammoth_table(found: Sequence[Result]) -> str:
 
 def reliability_table(folder: Path) -> str:
     """What the last soak survived, and what checkpoints cost."""
-    lines = ["| | |", "|---|---|"]
+    rows = []
     for soak in read_results(folder / "soak"):
         moments = ", ".join(f"{n} {what.replace('_', ' ')}" for what, n in soak["moments"].items())
         inputs = soak["fuzzing_tests"] * soak["inputs_each"]
-        lines += [
-            f"| kills survived, the end the same bit by bit | {soak['kills']} ({moments}) |",
-            f"| made-up inputs, no error but ours | {inputs:,} |",
+        rows += [
+            ["kills survived, the end the same bit by bit", f"{soak['kills']} ({moments})"],
+            ["made-up inputs, no error but ours", f"{inputs:,}"],
         ]
     for cost in read_results(folder / "checkpointing"):
-        lines.append(
-            f"| checkpoints of {cost['megabytes']:.0f} MB every {cost['every_minutes']:g} minutes, "
-            f"on {cost['device']} | {100 * cost['share_of_training']:.2f} % of the training time |"
-        )
-    return "\n".join(lines) + "\n"
+        every = f"{cost['megabytes']:.0f} MB every {cost['every_minutes']:g} minutes"
+        share = f"{100 * cost['share_of_training']:.2f} % of the training time"
+        rows.append([f"checkpoints of {every}, on {cost['device']}", share])
+    return markdown(("", ""), rows)
 
 
 def markdown(header: Sequence[str], rows: Table) -> str:
@@ -301,14 +292,18 @@ def _rows(results: Sequence[Result]) -> list[tuple[tuple[str, str, int], list[Re
     return sorted(groups.items())
 
 
-def _by_head(runs: Sequence[Result]) -> list[str]:
-    """What follows the start of a row, for every head that any run has."""
+def _by_head(published: Mapping[str, Result], runs: Sequence[Result]) -> Table:
+    """Head, scores and number of runs: what was published where, then every head of any run."""
     rows = []
+    for where, numbers in published.items():
+        if numbers:
+            cells = [_published(numbers.get(s, {}).get(key)) for s, key in COLUMNS]
+            rows.append([f"*{where}*", *cells, ""])
     found = {head for run in runs for head in run["class_il"]}
     for head in sorted(found, key=_place_of_head):
         having = [run for run in runs if head in run["class_il"]]
         cells = [spread([run[s][head][key] for run in having]) for s, key in COLUMNS]
-        rows.append(f"{head} | {' | '.join(cells)} | {len(having)} |")
+        rows.append([head, *cells, str(len(having))])
     return rows
 
 
@@ -325,6 +320,15 @@ def paper_row(benchmark: str, memory: int, method: str, changed: str = "") -> di
     varied = rows.get("variations", {}) if method == "cclis" else {}
     found: dict[str, Any] = varied.get(changed, {}) if changed else rows.get(method, {})
     return found
+
+
+def rows_elsewhere(benchmark: str, memory: int, method: str) -> dict[str, Result]:
+    """What other papers print for a row, by paper."""
+    rows = {
+        where: rows.get(benchmark, {}).get(str(memory), {}).get(method, {})
+        for where, rows in _paper()["elsewhere"].items()
+    }
+    return {where: row for where, row in rows.items() if row}
 
 
 def paper_row_of_study(study: str, benchmark: str, memory: int, variant: str) -> dict[str, Any]:
@@ -357,13 +361,13 @@ def spread(values: Sequence[float], *, digits: int = 2, sign: bool = False) -> s
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
 
 
-def _speed(name: str, row: Mapping[str, Any]) -> str:
+def _speed(name: str, row: Mapping[str, Any]) -> list[str]:
     cells = [name, str(row["batch"])]
     for kind in ("first_task", "with_teacher"):
         share = row.get(f"{kind}_share_of_matmul")
         cells += [f"{row[kind]:,.0f}", "–" if share is None else f"{100 * share:.0f} %"]
     peak = row.get("peak_memory_gib")
-    return f"| {' | '.join(cells)} | {'–' if peak is None else f'{peak:.1f} GiB'} |"
+    return [*cells, "–" if peak is None else f"{peak:.1f} GiB"]
 
 
 def main(folder: str, *pages: str) -> None:
