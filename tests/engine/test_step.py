@@ -141,6 +141,23 @@ def test_the_recorded_step_learns_what_the_plain_one_does() -> None:
 
 
 @needs_gpu
+@pytest.mark.parametrize("method", ["der", "derpp", "gcr"])
+def test_replays_in_one_pass_are_learned_as_in_several(method: str, monkeypatch: Any) -> None:
+    # Batches as large as those replayed beside them go through the compiled encoder together.
+    how = {"method": method, "batch_size": 32, "epochs": 1, "learning_rate": 0.01}
+    together, losses = after_tasks(compile=True, deterministic=True, **how)
+    apart, expected = after_tasks(compile=False, **how)
+    assert losses == pytest.approx(expected, rel=3e-3)
+    counted = [name for name in apart if "num_batches_tracked" in name]
+    assert counted
+    assert all(torch.equal(together[name], apart[name]) for name in counted)
+    monkeypatch.setattr("cclis.engine.recording.WARMUP", 10**9)
+    unrecorded, same = after_tasks(compile=True, deterministic=True, **how)
+    assert losses == same
+    assert [name for name in unrecorded if not torch.equal(together[name], unrecorded[name])] == []
+
+
+@needs_gpu
 def test_a_run_compiles_the_encoder_twice_and_the_losses_twice(monkeypatch: Any) -> None:
     monkeypatch.setattr("cclis.engine.inference.BATCH", 64)
     torch._dynamo.reset()

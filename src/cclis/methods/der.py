@@ -19,17 +19,17 @@ class DarkReplay(ClassifierMethod[ConfigT]):
         """Logits of nothing."""
         return {"logits": self.network.mean.new_zeros(count, self.network.classes)}
 
-    def current(self, batch: Batch) -> Tensor:
-        """Cross-entropy of the task's samples; their logits are kept."""
-        now = batch.part(0)
-        logits = self.network.logits(now.images)
-        batch.keep["logits"] = logits.detach()
-        return F.cross_entropy(logits, now.labels)
+    def logits(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Logits of the task's samples, which are kept, and of every replay."""
+        apart = self.network.logits_apart(batch.images, batch.sizes)
+        batch.keep["logits"] = apart[0].detach()
+        return apart
 
-    def logit_distance(self, past: Batch) -> Tensor:
-        """Mean squared distance of logits from those that were kept."""
-        squared = (self.network.logits(past.images) - past.extras["logits"]).square()
-        return (past.proposal[:, None] * squared).mean()
+
+def logit_distance(logits: Tensor, past: Batch) -> Tensor:
+    """Mean squared distance of replayed samples' logits from those that were kept."""
+    squared = (logits - past.extras["logits"]).square()
+    return (past.proposal[:, None] * squared).mean()
 
 
 class DER(DarkReplay[DERConfig]):
@@ -40,9 +40,10 @@ class DER(DarkReplay[DERConfig]):
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Cross-entropy of the task, and α times the distance of replayed logits."""
+        logits, replayed = self.logits(batch)
         return {
-            "cross_entropy": self.current(batch),
-            "logits": self.config.logit_weight * self.logit_distance(batch.part(1)),
+            "cross_entropy": F.cross_entropy(logits, batch.part(0).labels),
+            "logits": self.config.logit_weight * logit_distance(replayed, batch.part(1)),
         }
 
 
@@ -54,11 +55,11 @@ class DERPP(DarkReplay[DERPPConfig]):
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """As DER, and β times the cross-entropy of a second replay."""
+        logits, replayed, others = self.logits(batch)
         labelled = batch.part(2)
-        logits = self.network.logits(labelled.images)
-        labels = weighted_cross_entropy(logits, labelled.labels, labelled.proposal)
+        labels = weighted_cross_entropy(others, labelled.labels, labelled.proposal)
         return {
-            "cross_entropy": self.current(batch),
-            "logits": self.config.logit_weight * self.logit_distance(batch.part(1)),
+            "cross_entropy": F.cross_entropy(logits, batch.part(0).labels),
+            "logits": self.config.logit_weight * logit_distance(replayed, batch.part(1)),
             "labels": self.config.label_weight * labels,
         }

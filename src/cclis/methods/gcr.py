@@ -36,15 +36,15 @@ class GCR(DarkReplay[GCRConfig]):
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """As DER++, with the weighted means of what is replayed (Eq. 2)."""
+        logits, replayed, others = self.logits(batch)
         matched, labelled = batch.part(1), batch.part(2)
-        squared = (self.network.logits(matched.images) - matched.extras["logits"]).square()
-        logits = self.network.logits(labelled.images)
-        cost = F.cross_entropy(logits, labelled.labels, reduction="none")
+        squared = (replayed - matched.extras["logits"]).square()
+        cost = F.cross_entropy(others, labelled.labels, reduction="none")
         distance = weighted_mean(squared.mean(dim=1), matched.extras["weight"])
         labels = weighted_mean(cost, labelled.extras["weight"])
         batch.keep["weight"] = torch.ones_like(batch.proposal[: batch.sizes[0]])
         return {
-            "cross_entropy": self.current(batch),
+            "cross_entropy": F.cross_entropy(logits, batch.part(0).labels),
             "logits": self.config.logit_weight * distance,
             "labels": self.config.label_weight * labels,
         }

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from cclis.nn.parts import PartwiseNorm, Stack
+
 
 class ConvEncoder(nn.Module):
     """Three 3×3 convolutions, the last two halving the image: (B, C, H, W) to (B, 2 · width)."""
 
+    takes_parts = True
+
     def __init__(self, channels: int = 1, width: int = 64):
         super().__init__()
-        self.layers = nn.Sequential(
+        self.layers = Stack(
             *_layer(channels, width, stride=1),
             *_layer(width, width, stride=2),
             *_layer(width, 2 * width, stride=2),
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, parts: int = 1) -> Tensor:
         """(B, C, H, W) to (B, 2 · width)."""
-        features: Tensor = self.layers(x)
+        features: Tensor = self.layers(x, parts)
         return features.mean(dim=(2, 3))
 
 
 def _layer(channels_in: int, channels: int, *, stride: int) -> list[nn.Module]:
     conv = nn.Conv2d(channels_in, channels, 3, stride, padding=1, bias=False)
-    return [conv, nn.BatchNorm2d(channels), nn.ReLU(inplace=True)]
+    return [conv, PartwiseNorm(channels), nn.ReLU(inplace=True)]

@@ -18,6 +18,7 @@ from cclis.config import NetworkOptions
 from cclis.errors import InputError
 from cclis.nn.compiling import compiled
 from cclis.nn.conv import ConvEncoder
+from cclis.nn.parts import takes_parts
 from cclis.nn.resnet import RESNETS, scale_by_fan_out
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -116,13 +117,13 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             part.training = training
 
 
-def _encode(encoder: nn.Module, images: Tensor) -> Tensor:
-    features: Tensor = encoder(images)
+def _encode(encoder: nn.Module, images: Tensor, parts: int = 1) -> Tensor:
+    features: Tensor = encoder(images, parts) if parts > 1 else encoder(images)
     return features
 
 
 @cache
-def _encode_compiled() -> Callable[[nn.Module, Tensor], Tensor]:
+def _encode_compiled() -> Callable[..., Tensor]:
     """Compiled apart from what calls it: that takes by far the longest, and happens once for
     training and once for all that only looks, teachers included, whatever the losses are.
 
@@ -131,10 +132,10 @@ def _encode_compiled() -> Callable[[nn.Module, Tensor], Tensor]:
     apart = compiled(_encode, True)
 
     @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call, untyped-decorator]
-    def encode(encoder: nn.Module, images: Tensor) -> Tensor:
-        return apart(encoder, images)
+    def encode(encoder: nn.Module, images: Tensor, parts: int = 1) -> Tensor:
+        return apart(encoder, images, parts)
 
-    return cast(Callable[[nn.Module, Tensor], Tensor], encode)
+    return cast(Callable[..., Tensor], encode)
 
 
 class Network(nn.Module, ABC):
@@ -146,7 +147,7 @@ class Network(nn.Module, ABC):
 
     mean: Tensor
     std: Tensor
-    _encode: Callable[[nn.Module, Tensor], Tensor] = staticmethod(_encode)
+    _encode: Callable[..., Tensor] = staticmethod(_encode)
 
     def __init__(self, encoder: nn.Module, channels: int):
         super().__init__()
@@ -169,15 +170,15 @@ class Network(nn.Module, ABC):
         self.mean.copy_(mean / 255)
         self.std.copy_((std / 255).clamp_min(1 / 255))
 
-    def features(self, images: Tensor) -> Tensor:
-        """Images within [0, 1], (B, C, H, W), to features (B, F)."""
+    def features(self, images: Tensor, parts: int = 1) -> Tensor:
+        """Images within [0, 1], (B, C, H, W), of equal parts, to features (B, F)."""
         shape = (1, -1, 1, 1)
         normalised = (images - self.mean.view(shape)) / self.std.view(shape)
         if normalised.device.type == "cpu":
             # A fifth slower than channels-last, which crashes torch 2.13's CPU convolutions of 8
             # channels on more than 32 pixels (the kind of fault of pytorch issue 136348).
             normalised = normalised.contiguous()
-        return self._encode(self.encoder, normalised)
+        return self._encode(self.encoder, normalised, parts)
 
     def compile_encoder(self) -> None:
         """From now on the encoder runs compiled, and so do copies of this network."""
@@ -286,12 +287,23 @@ class ClassifierNetwork(Network):
         """Features (B, F) to the unit sphere."""
         return F.normalize(features.float(), dim=1)
 
-    def logits(self, images: Tensor) -> Tensor:
-        """Logits of all classes for images (B, C, H, W): (B, classes)."""
-        features = self.features(images)
+    def logits(self, images: Tensor, parts: int = 1) -> Tensor:
+        """Logits of all classes for images (B, C, H, W) of equal parts: (B, classes)."""
+        features = self.features(images, parts)
         with torch.autocast(features.device.type, enabled=False):
             logits: Tensor = self.classifier(features.float())
             return logits
+
+    def logits_apart(self, images: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """Logits of several batches of these sizes, each as if it came alone.
+
+        Compiled they go through the encoder in one pass, where it can keep them apart: small
+        batches leave a GPU idle. Layer by layer on a CPU that would be slower.
+        """
+        alike = len(set(sizes)) == 1 < sizes[0]
+        if alike and self._encode is not _encode and takes_parts(self.encoder):
+            return torch.split(self.logits(images, len(sizes)), list(sizes))
+        return tuple(self.logits(part) for part in torch.split(images, list(sizes)))
 
     @property
     def classes(self) -> int:

@@ -7,35 +7,39 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cclis.nn.parts import PartwiseNorm, Stack
+
 
 class BasicBlock(nn.Module):
     """Two 3×3 convolutions and a shortcut."""
 
     expansion = 1
+    takes_parts = True
 
     def __init__(self, channels_in: int, channels: int, stride: int):
         super().__init__()
-        self.body = nn.Sequential(
+        self.body = Stack(
             *_conv(channels_in, channels, 3, stride),
             nn.ReLU(inplace=True),
             *_conv(channels, channels, 3),
         )
         self.shortcut = _shortcut(channels_in, channels, stride)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, parts: int = 1) -> Tensor:
         """(B, channels_in, H, W) to (B, channels, H / stride, W / stride)."""
-        return F.relu(self.body(x) + self.shortcut(x))
+        return F.relu(self.body(x, parts) + self.shortcut(x, parts))
 
 
 class Bottleneck(nn.Module):
     """A 3×3 convolution between two 1×1, and a shortcut."""
 
     expansion = 4
+    takes_parts = True
 
     def __init__(self, channels_in: int, channels: int, stride: int):
         super().__init__()
         channels_out = channels * self.expansion
-        self.body = nn.Sequential(
+        self.body = Stack(
             *_conv(channels_in, channels, 1),
             nn.ReLU(inplace=True),
             *_conv(channels, channels, 3, stride),
@@ -44,13 +48,15 @@ class Bottleneck(nn.Module):
         )
         self.shortcut = _shortcut(channels_in, channels_out, stride)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, parts: int = 1) -> Tensor:
         """(B, channels_in, H, W) to (B, 4 · channels, H / stride, W / stride)."""
-        return F.relu(self.body(x) + self.shortcut(x))
+        return F.relu(self.body(x, parts) + self.shortcut(x, parts))
 
 
 class ResNet(nn.Module):
     """Four stages of blocks, then the mean over the image: (B, C, H, W) to (B, features)."""
+
+    takes_parts = True
 
     def __init__(
         self,
@@ -60,7 +66,7 @@ class ResNet(nn.Module):
         width: int = 64,
     ):
         super().__init__()
-        self.stem = nn.Sequential(*_conv(channels, width, 3), nn.ReLU(inplace=True))
+        self.stem = Stack(*_conv(channels, width, 3), nn.ReLU(inplace=True))
         stages: list[nn.Module] = []
         channels_in = width
         for stage, depth in enumerate(depths):
@@ -68,11 +74,11 @@ class ResNet(nn.Module):
                 stride = 2 if stage > 0 and index == 0 else 1
                 stages.append(block(channels_in, width * 2**stage, stride))
                 channels_in = width * 2**stage * block.expansion
-        self.stages = nn.Sequential(*stages)
+        self.stages = Stack(*stages)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, parts: int = 1) -> Tensor:
         """(B, C, H, W) to (B, features)."""
-        features: Tensor = self.stages(self.stem(x))
+        features: Tensor = self.stages(self.stem(x, parts), parts)
         return features.mean(dim=(2, 3))
 
 
@@ -89,13 +95,13 @@ def scale_by_fan_out(encoder: nn.Module) -> None:
 
 def _conv(channels_in: int, channels: int, size: int, stride: int = 1) -> list[nn.Module]:
     conv = nn.Conv2d(channels_in, channels, size, stride, padding=size // 2, bias=False)
-    return [conv, nn.BatchNorm2d(channels)]
+    return [conv, PartwiseNorm(channels)]
 
 
-def _shortcut(channels_in: int, channels: int, stride: int) -> nn.Module:
+def _shortcut(channels_in: int, channels: int, stride: int) -> Stack:
     if stride == 1 and channels_in == channels:
-        return nn.Identity()
-    return nn.Sequential(*_conv(channels_in, channels, 1, stride))
+        return Stack()
+    return Stack(*_conv(channels_in, channels, 1, stride))
 
 
 def resnet18(channels: int, width: int) -> ResNet:

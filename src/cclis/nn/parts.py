@@ -1,0 +1,58 @@
+"""Several batches in one pass, each as if it came alone.
+
+A layer with `takes_parts` is told of how many equal parts its batch consists. What treats samples
+one by one need not know; batch norm takes the statistics of every part by itself.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class PartwiseNorm(nn.BatchNorm2d):
+    """Batch norm of each part by its own mean and variance; running ones follow part after part."""
+
+    takes_parts = True
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+    momentum: float
+
+    def forward(self, x: Tensor, parts: int = 1) -> Tensor:
+        """(B, C, H, W) to the same shape; B is a multiple of `parts`."""
+        if parts == 1 or not self.training:
+            return super().forward(x)
+        batches = x.view(parts, -1, *x.shape[1:])
+        exact = batches.to(torch.promote_types(x.dtype, torch.float32))
+        variance, mean = torch.var_mean(exact, (1, 3, 4), correction=0, keepdim=True)
+        self._follow(mean.flatten(1), variance.flatten(1), batches[0, :, 0].numel())
+        channels = (1, 1, -1, 1, 1)
+        scale = self.weight.view(channels) * (variance + self.eps).rsqrt()
+        normalised = (exact - mean) * scale + self.bias.view(channels)
+        return normalised.to(x.dtype).flatten(0, 1)
+
+    @torch.no_grad()
+    def _follow(self, means: Tensor, variances: Tensor, count: int) -> None:
+        """Move the running statistics towards those of every part (P, C), each over `count`."""
+        for mean, variance in zip(means, variances * (count / (count - 1)), strict=True):
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(variance, self.momentum)
+        self.num_batches_tracked += len(means)
+
+
+class Stack(nn.Sequential):
+    """Layers one after another; those that take parts are told how many there are."""
+
+    takes_parts = True
+
+    def forward(self, x: Tensor, parts: int = 1) -> Tensor:
+        """Through all layers."""
+        for layer in self:
+            x = layer(x, parts) if takes_parts(layer) else layer(x)
+        return x
+
+
+def takes_parts(module: nn.Module) -> bool:
+    """Whether a module can be told that its batch consists of several."""
+    return getattr(module, "takes_parts", False)
