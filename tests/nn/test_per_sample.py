@@ -95,3 +95,20 @@ def test_a_gradient_of_zeros_has_cosine_zero() -> None:
     x = torch.tensor([[0.0, 0, 0], [1, 2, 3], [1, 2, 3]])
     cosines = gradient_cosines(module, lambda: module(x).square().sum(), 2)
     torch.testing.assert_close(cosines, torch.tensor([[0.0], [1.0]]))
+
+
+@pytest.mark.parametrize("fewer", [0, 10**9], ids=["by pairs", "by weights"])
+def test_half_precision_is_summed_in_full(fewer: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(per_sample, "FEWER", fewer)
+    torch.manual_seed(0)
+    module = nn.Sequential(resnet18(3, 8), nn.Linear(64, 4))
+    images, labels = samples(12, side=16)
+    images = images.float()
+    module(images)  # batch statistics
+    module.eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        cosines = found(module, images, labels, 6)
+        expected = naive(module, images, labels)[:6, 6:]
+    assert cosines.dtype == torch.float32
+    assert float(expected.std()) > 0.1
+    assert float((cosines - expected).abs().max()) < 0.003

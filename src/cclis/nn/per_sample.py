@@ -37,13 +37,14 @@ def gradient_cosines(module: nn.Module, loss: Callable[[], Tensor], first: int) 
         first: N, how many samples are the first; R = B - N are the others.
 
     Returns:
-        (N, R), in 32 bits or more; a gradient of zeros has cosine 0 with all others.
+        (N, R), in 32 bits or more; a gradient of zeros has cosine 0 with all others. What layers
+        computed in 16 bits is compared in 16 bits; sums over a layer's rows, and over layers, are
+        not.
     """
     with _watching(module) as calls:
         total = loss()
     found = torch.autograd.grad(total, [call.output for call in calls], allow_unused=True)
     products, squares = total.new_zeros(()), total.new_zeros(())
-    # 16 bits would do for the layers, but not for sums over all weights.
     with torch.autocast(total.device.type, enabled=False), torch.no_grad():
         for call, gradient in zip(calls, found, strict=True):
             if gradient is not None:
@@ -83,9 +84,9 @@ def _by_place(layer: nn.Conv2d | nn.Linear, x: Tensor, gradient: Tensor) -> tupl
 
     Returns:
         Inputs (B, G, L, K) and errors (B, G, L, C) of G groups at L places: their products, summed
-        over places, are the gradients of a sample's weights.
+        over places, are the gradients of a sample's weights. Both have the layer's precision.
     """
-    x, gradient = (v.to(torch.promote_types(v.dtype, torch.float32)) for v in (x, gradient))
+    x = x.to(gradient.dtype)
     if isinstance(layer, nn.Linear):
         inputs, errors = (v.reshape(len(v), 1, -1, v.shape[-1]) for v in (x, gradient))
         return inputs, errors
@@ -119,8 +120,9 @@ def _compared_by_weights(inputs: Tensor, errors: Tensor, first: int) -> tuple[Te
     rows = (errors.mT @ inputs).flatten(1, 2).transpose(0, 1)
     # Row by row of the weights, and summed then: a GPU does not share out a single product whose
     # result is small, however long it is.
-    products = (rows[:, :first] @ rows[:, first:].mT).sum(dim=0)
-    return products, torch.linalg.vector_norm(rows, dim=(0, 2)).square()
+    products = rows[:, :first] @ rows[:, first:].mT
+    wide = _wide(rows)
+    return products.sum(dim=0, dtype=wide), rows.square().sum(dim=(0, 2), dtype=wide)
 
 
 def _compared_by_pairs(inputs: Tensor, errors: Tensor, first: int) -> tuple[Tensor, Tensor]:
@@ -129,7 +131,13 @@ def _compared_by_pairs(inputs: Tensor, errors: Tensor, first: int) -> tuple[Tens
     alike, agree = (_pairs(v[:first], v[first:]) for v in (inputs, errors))
     products = (alike * agree).view(groups, first, places, samples - first, places)
     own = (inputs @ inputs.mT) * (errors @ errors.mT)
-    return products.sum(dim=(0, 2, 4)), own.sum(dim=(1, 2, 3))
+    wide = _wide(inputs)
+    return products.sum(dim=(0, 2, 4), dtype=wide), own.sum(dim=(1, 2, 3), dtype=wide)
+
+
+def _wide(values: Tensor) -> torch.dtype:
+    """What sums of them are taken in: 32 bits or more."""
+    return torch.promote_types(values.dtype, torch.float32)
 
 
 def _pairs(left: Tensor, right: Tensor) -> Tensor:
