@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cclis.config import make_config
+from cclis.methods import METHODS, Batch
 from cclis.nn.conv import ConvEncoder
-from cclis.nn.network import ClassifierNetwork, _encode
+from cclis.nn.network import IDLE_DEVICES, ClassifierNetwork
 from cclis.nn.parts import PartwiseNorm
 from cclis.nn.resnet import RESNETS
 
@@ -84,15 +86,17 @@ def network(encoder: nn.Module) -> ClassifierNetwork:
     return some
 
 
-def as_if_compiled(some: ClassifierNetwork, monkeypatch: Any) -> list[int]:
-    """What the network does compiled, without the compiler; of how many parts each pass was."""
+def as_on_a_gpu(some: ClassifierNetwork, monkeypatch: Any) -> list[int]:
+    """Let a network do what it does on a GPU; of how many parts each of its passes is."""
+    monkeypatch.setattr("cclis.nn.network.IDLE_DEVICES", ("cpu",))
     passes: list[int] = []
+    encode = some._encode
 
-    def encode(encoder: nn.Module, images: Tensor, parts: int = 1) -> Tensor:
+    def noting(encoder: nn.Module, images: Tensor, parts: int = 1) -> Tensor:
         passes.append(parts)
-        return _encode(encoder, images, parts)
+        return encode(encoder, images, parts)
 
-    monkeypatch.setattr(some, "_encode", encode)
+    monkeypatch.setattr(some, "_encode", noting)
     return passes
 
 
@@ -101,14 +105,26 @@ def test_batches_go_through_a_network_in_one_pass(name: str, monkeypatch: Any) -
     torch.manual_seed(0)
     one = network(ENCODERS[name]())
     other = copy.deepcopy(one)
-    passes = as_if_compiled(one, monkeypatch)
     x, sizes = inputs(2, 8), (4, 4, 4)
-    together, apart = one.logits_apart(x, sizes), other.logits_apart(x, sizes)
+    apart = other.logits_apart(x, sizes)
+    passes = as_on_a_gpu(one, monkeypatch)
+    together = one.logits_apart(x, sizes)
     assert passes == [PARTS]
     assert [len(logits) for logits in together] == list(sizes)
     torch.testing.assert_close(torch.cat(together), torch.cat(apart))
     agree(learned(one, torch.cat(together)), learned(other, torch.cat(apart)))
     assert all(parameter.grad is not None for parameter in one.parameters())
+
+
+class Derived(ConvEncoder):
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x)
+
+
+def with_another_norm() -> nn.Module:
+    encoder = ConvEncoder(2, 4)
+    encoder.layers[1] = nn.BatchNorm2d(4)
+    return encoder
 
 
 @pytest.mark.parametrize(
@@ -117,13 +133,15 @@ def test_batches_go_through_a_network_in_one_pass(name: str, monkeypatch: Any) -
         (ConvEncoder(2, 4), (6, 3, 3)),
         (ConvEncoder(2, 4), (1, 1)),
         (nn.Sequential(nn.Flatten(), nn.Linear(128, 6), nn.BatchNorm1d(6)), (4, 4, 4)),
+        (Derived(2, 4), (4, 4, 4)),
+        (with_another_norm(), (4, 4, 4)),
     ],
 )
 def test_what_cannot_be_kept_apart_goes_one_by_one(
     encoder: nn.Module, sizes: tuple[int, ...], monkeypatch: Any
 ) -> None:
     some = network(encoder)
-    passes = as_if_compiled(some, monkeypatch)
+    passes = as_on_a_gpu(some, monkeypatch)
     x = inputs(2, 8)[: sum(sizes)]
     found = some.logits_apart(x, sizes)
     assert passes == [1] * len(sizes)
@@ -131,13 +149,43 @@ def test_what_cannot_be_kept_apart_goes_one_by_one(
     torch.testing.assert_close(torch.cat(found), torch.cat(expected))
 
 
-def test_a_compiled_encoder_keeps_them_apart() -> None:
+def test_a_cpu_takes_them_one_by_one(monkeypatch: Any) -> None:
+    some = network(ConvEncoder(2, 4))
+    passes = as_on_a_gpu(some, monkeypatch)
+    monkeypatch.setattr("cclis.nn.network.IDLE_DEVICES", IDLE_DEVICES)
+    some.logits_apart(inputs(2, 8), (4, 4, 4))
+    assert passes == [1, 1, 1]
+
+
+def test_a_compiled_encoder_keeps_them_apart(monkeypatch: Any) -> None:
     torch.manual_seed(0)
     plain = network(ConvEncoder(2, 4))
     compiled = copy.deepcopy(plain)
     compiled.compile_encoder()
     x, sizes = inputs(2, 8), (4, 4, 4)
-    together = torch.cat(compiled.logits_apart(x, sizes))
     apart = torch.cat(plain.logits_apart(x, sizes))
+    passes = as_on_a_gpu(compiled, monkeypatch)
+    together = torch.cat(compiled.logits_apart(x, sizes))
+    assert passes == [PARTS]
     torch.testing.assert_close(together, apart)
     agree(learned(compiled, together), learned(plain, apart))
+
+
+@pytest.mark.parametrize("name", ["der", "derpp", "gcr"])
+def test_the_task_comes_first_then_its_replays(name: str) -> None:
+    """Running statistics lean towards what came last."""
+    config = make_config(name, {"memory": 20})
+    some = network(ConvEncoder(2, 4))
+    method = METHODS[name](config, some)
+    x = inputs(2, 8)[: 4 * (1 + method.replays)].float()
+    some.encoder.float()
+    expected = copy.deepcopy(some)
+    for part in x.split(4):
+        expected.logits(part)
+    labels = torch.zeros(len(x), dtype=torch.int64)
+    replayed = len(x) - 4
+    extras = {"logits": torch.zeros(replayed, 5), "weight": torch.ones(replayed)}
+    proposal = torch.tensor([-1.0] * 4 + [1.0] * replayed)
+    method.losses(Batch(x, labels, proposal, extras, (4,) * (1 + method.replays)))
+    for (key, buffer), wanted in zip(some.named_buffers(), expected.buffers(), strict=True):
+        torch.testing.assert_close(buffer, wanted, msg=key)

@@ -19,8 +19,8 @@ class DarkReplay(ClassifierMethod[ConfigT]):
         """Logits of nothing."""
         return {"logits": self.network.mean.new_zeros(count, self.network.classes)}
 
-    def logits(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Logits of the task's samples, which are kept, and of every replay."""
+    def logits_of_parts(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Logits of the task's samples, to be kept with them, and of every replay."""
         apart = self.network.logits_apart(batch.images, batch.sizes)
         batch.keep["logits"] = apart[0].detach()
         return apart
@@ -40,7 +40,7 @@ class DER(DarkReplay[DERConfig]):
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Cross-entropy of the task, and α times the distance of replayed logits."""
-        logits, replayed = self.logits(batch)
+        logits, replayed = self.logits_of_parts(batch)
         return {
             "cross_entropy": F.cross_entropy(logits, batch.part(0).labels),
             "logits": self.config.logit_weight * logit_distance(replayed, batch.part(1)),
@@ -55,7 +55,7 @@ class DERPP(DarkReplay[DERPPConfig]):
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """As DER, and β times the cross-entropy of a second replay."""
-        logits, replayed, others = self.logits(batch)
+        logits, replayed, others = self.logits_of_parts(batch)
         labelled = batch.part(2)
         labels = weighted_cross_entropy(others, labelled.labels, labelled.proposal)
         return {

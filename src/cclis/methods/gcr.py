@@ -36,7 +36,7 @@ class GCR(DarkReplay[GCRConfig]):
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """As DER++, with the weighted means of what is replayed (Eq. 2)."""
-        logits, replayed, others = self.logits(batch)
+        logits, replayed, others = self.logits_of_parts(batch)
         matched, labelled = batch.part(1), batch.part(2)
         squared = (replayed - matched.extras["logits"]).square()
         cost = F.cross_entropy(others, labelled.labels, reduction="none")

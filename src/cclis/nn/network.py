@@ -18,13 +18,15 @@ from cclis.config import NetworkOptions
 from cclis.errors import InputError
 from cclis.nn.compiling import compiled
 from cclis.nn.conv import ConvEncoder
-from cclis.nn.parts import takes_parts
+from cclis.nn.parts import keeps_parts_apart
 from cclis.nn.resnet import RESNETS, scale_by_fan_out
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 SMALL_SIDE = 28
 """Grey images up to this side get the small encoder."""
+IDLE_DEVICES = ("cuda",)
+"""Where one pass of several small batches is faster than several passes (benchmarks/parts.py)."""
 
 
 def made(make: Callable[[], ModuleT]) -> ModuleT:
@@ -282,6 +284,7 @@ class ClassifierNetwork(Network):
     def __init__(self, encoder: nn.Module, channels: int, features: int, classes: int):
         super().__init__(encoder, channels)
         self.classifier = nn.Linear(features, classes)
+        self._keeps_apart = keeps_parts_apart(encoder)
 
     def project(self, features: Tensor) -> Tensor:
         """Features (B, F) to the unit sphere."""
@@ -297,11 +300,11 @@ class ClassifierNetwork(Network):
     def logits_apart(self, images: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
         """Logits of several batches of these sizes, each as if it came alone.
 
-        Compiled they go through the encoder in one pass, where it can keep them apart: small
-        batches leave a GPU idle. Layer by layer on a CPU that would be slower.
+        Where small batches leave a device idle they go through the encoder in one pass, if it can
+        keep them apart.
         """
         alike = len(set(sizes)) == 1 < sizes[0]
-        if alike and self._encode is not _encode and takes_parts(self.encoder):
+        if alike and images.device.type in IDLE_DEVICES and self._keeps_apart:
             return torch.split(self.logits(images, len(sizes)), list(sizes))
         return tuple(self.logits(part) for part in torch.split(images, list(sizes)))
 

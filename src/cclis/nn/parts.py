@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class PartwiseNorm(nn.BatchNorm2d):
@@ -18,6 +19,9 @@ class PartwiseNorm(nn.BatchNorm2d):
     running_var: Tensor
     num_batches_tracked: Tensor
     momentum: float
+
+    def __init__(self, channels: int):
+        super().__init__(channels)
 
     def forward(self, x: Tensor, parts: int = 1) -> Tensor:
         """(B, C, H, W) to the same shape; B is a multiple of `parts`."""
@@ -49,10 +53,15 @@ class Stack(nn.Sequential):
     def forward(self, x: Tensor, parts: int = 1) -> Tensor:
         """Through all layers."""
         for layer in self:
-            x = layer(x, parts) if takes_parts(layer) else layer(x)
+            x = layer(x, parts) if getattr(layer, "takes_parts", False) else layer(x)
         return x
 
 
-def takes_parts(module: nn.Module) -> bool:
-    """Whether a module can be told that its batch consists of several."""
-    return getattr(module, "takes_parts", False)
+def keeps_parts_apart(encoder: nn.Module) -> bool:
+    """Whether an encoder takes parts and all its batch norms do.
+
+    A class derived from one that takes them may have a `forward` of its own, which does not.
+    """
+    norms = [part for part in encoder.modules() if isinstance(part, _BatchNorm)]
+    takes = "takes_parts" in vars(type(encoder))
+    return takes and all(isinstance(norm, PartwiseNorm) for norm in norms)

@@ -323,12 +323,11 @@ def paper_row(benchmark: str, memory: int, method: str, changed: str = "") -> di
 
 
 def rows_elsewhere(benchmark: str, memory: int, method: str) -> dict[str, Result]:
-    """What other papers print for a row, by paper."""
-    rows = {
+    """What other papers print for a row, by paper; empty where one has none."""
+    return {
         where: rows.get(benchmark, {}).get(str(memory), {}).get(method, {})
         for where, rows in _paper()["elsewhere"].items()
     }
-    return {where: row for where, row in rows.items() if row}
 
 
 def paper_row_of_study(study: str, benchmark: str, memory: int, variant: str) -> dict[str, Any]:
