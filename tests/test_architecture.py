@@ -13,7 +13,7 @@ import cclis
 
 SOURCE = Path(cclis.__file__).parent
 LAYERS = (
-    {"errors", "interruption"},
+    {"errors", "interruption", "quadratic"},
     {"progress", "config", "files", "events"},
     {"checkpoints"},
     {"data"},

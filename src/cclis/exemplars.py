@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from cclis.errors import InputError
+from cclis.quadratic import non_negative
 
 USEFUL = 1e-6
 """Smallest cosine of a gradient with the target that counts as more than rounding."""
-
-Array = NDArray[np.float64]
 
 
 def reservoir_slots(seen: int, capacity: int, count: int, *, generator: torch.Generator) -> Tensor:
@@ -128,7 +126,7 @@ def matching_pursuit(
             break
         tried = np.append(picked, best)
         grown = np.vstack([products, (rows @ rows[best]).cpu().numpy()])
-        fitted = _non_negative(grown[:, tried] + ridge * np.eye(len(tried)), agreement[tried])
+        fitted = non_negative(grown[:, tried] + ridge * np.eye(len(tried)), agreement[tried])
         # What the fit takes off the cost; were it not to grow, rows could come and go for ever.
         reached = float(agreement[tried] @ fitted)
         if reached <= gain:
@@ -137,16 +135,6 @@ def matching_pursuit(
         picked, products, weights, gain = tried[kept], grown[kept], fitted[kept], reached
     indices = torch.from_numpy(picked).to(gradients.device)
     return indices, torch.from_numpy(weights).to(gradients)
-
-
-def _non_negative(gram: Array, linear: Array) -> Array:
-    """The w ≥ 0, (k,), that minimises w' gram w / 2 - linear' w, with `gram` positive definite."""
-    from scipy.linalg import solve_triangular  # type: ignore[import-untyped]
-    from scipy.optimize import nnls  # type: ignore[import-untyped]
-
-    factor = np.linalg.cholesky(gram)
-    weights: Array = nnls(factor.T, solve_triangular(factor, linear, lower=True))[0]
-    return weights
 
 
 def _check_finite(values: Tensor, name: str) -> None:

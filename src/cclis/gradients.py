@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from cclis.errors import InputError
+from cclis.quadratic import non_negative
 
 CHUNK_ELEMENTS = 2**24
 """Largest part of gradients held in float64 at a time: 128 MiB."""
@@ -56,16 +57,12 @@ def gem_strengths(products: Tensor, *, margin: float) -> Tensor:
         return torch.full_like(slopes, torch.nan)
     if bool((slopes >= 0).all()):
         return torch.zeros_like(slopes)
-    from scipy.optimize import nnls  # type: ignore[import-untyped]
-
     # In units of the references' lengths: tasks whose gradients are tiny count like any other.
     lengths = gram.diagonal().sqrt()
     lengths = torch.where(lengths > 0, lengths, 1.0)
     cosines = gram / torch.outer(lengths, lengths) + RIDGE * torch.eye(len(gram), dtype=gram.dtype)
     linear = slopes / lengths + cosines @ (margin * lengths)
-    factor = torch.linalg.cholesky(cosines)
-    goal = torch.linalg.solve_triangular(factor, -linear[:, None], upper=False)[:, 0]
-    above, _ = nnls(factor.T.numpy(), goal.numpy())
+    above = non_negative(cosines.numpy(), -linear.numpy())
     return margin + torch.from_numpy(above) / lengths
 
 
