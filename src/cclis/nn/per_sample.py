@@ -122,7 +122,8 @@ def _compared_by_weights(inputs: Tensor, errors: Tensor, first: int) -> tuple[Te
     # result is small, however long it is.
     products = rows[:, :first] @ rows[:, first:].mT
     wide = _wide(rows)
-    return products.sum(dim=0, dtype=wide), rows.square().sum(dim=(0, 2), dtype=wide)
+    lengths = torch.linalg.vector_norm(rows, dim=(0, 2), dtype=wide)
+    return products.sum(dim=0, dtype=wide), lengths.square()
 
 
 def _compared_by_pairs(inputs: Tensor, errors: Tensor, first: int) -> tuple[Tensor, Tensor]:
