@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import numpy as np
 import pytest
 
 from cclis.checkpoints import Checkpoints
 from cclis.cli import main
+from cclis.methods import METHODS
 from cclis.progress import QUIET, Progress
 from cclis.report.study import Row
 from cclis.runs import Run
@@ -206,7 +208,18 @@ def test_a_signal_stops_the_runs_which_are_saved(tmp_path: Path) -> None:
         ([], "required"),
         (["tabel1"], "unknown study 'tabel1'. Did you mean 'table1'?"),
         (["tsne", "--scale", "smoky"], "Did you mean 'smoke'?"),
-        (["tsne", "--benchmark", "npz"], "a study cannot run on npz; it can on split-digits"),
+        (["tsne", "--benchmark", "npz"], "npz needs --data: your arrays"),
+        (["tsne", "--benchmark", "npz", "--data", "none.npz"], "none.npz does not exist"),
+        (
+            ["tsne", "--benchmark", "npz", "split-digits", "--data", "file"],
+            "--data is that of npz: it needs a study of its own",
+        ),
+        (["methods", *FLAGS, "--method", "err"], "Did you mean 'er'?"),
+        (["lambda", *FLAGS, "--method", "er"], "unknown method of lambda 'er'. Known: cclis."),
+        (["methods", *FLAGS, "--method", "er", "er"], "name each method once, not er er"),
+        (["methods", *FLAGS, "--memory", "5", "5"], "name each memory once, not 5 5"),
+        (["methods", *FLAGS, "--memory", "-5"], "memory must be 0 or more, not -5"),
+        (["methods", *FLAGS, "--tasks", "many"], "--tasks: Expected"),
         (["tsne", "--benchmark", "seq-cifar11"], "Did you mean 'seq-cifar10'?"),
         (["tsne", "--benchmark", "split-digits", "split-digits"], "name each benchmark once"),
         (["tsne"], "the data of seq-cifar10 is not in"),
@@ -285,6 +298,39 @@ def test_the_grids_are_those_of_the_paper() -> None:
     assert [run.config.method for run in planned("tsne")] == ["co2l", "cclis"]
 
 
+def test_any_methods_are_compared_with_any_memory(tmp_path: Path) -> None:
+    flags = ("--method", "joint", "derpp", "er", "--memory", "20", "40")
+    assert study("methods", tmp_path, *flags) == 0
+    with (tmp_path / "methods.csv").open(encoding="utf-8") as file:
+        rows = [(row["memory"], row["variant"]) for row in csv.DictReader(file)]
+    # What keeps nothing stands there once.
+    assert rows == [("20", "ER"), ("20", "DER++"), ("0", "joint"), ("40", "ER"), ("40", "DER++")]
+    assert {variant.method for variant in STUDIES["methods"].variants} == set(METHODS)
+
+
+def test_methods_are_compared_on_own_data(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    chance = np.random.default_rng(0)
+    labels = np.repeat(np.arange(6), 12)
+    images = chance.integers(0, 256, (72, 8, 8, 1), dtype=np.uint8)
+    arrays = {"x_train": images, "y_train": labels, "x_test": images, "y_test": labels}
+    np.savez("mine.npz", **arrays)
+    own = ("--method", "er", "finetune", "--benchmark", "npz", "--memory", "20", "--tasks", "3")
+    folder = tmp_path / "study"
+    assert study("methods", folder, *own, "--data", "mine.npz") == 0
+    names = {path.parent.name for path in folder.glob("runs/*/result.json")}
+    assert names == {"npz-mine-er-20-tasks-3-seed0", "npz-mine-finetune-0-tasks-3-seed0"}
+    assert all(len(Run.open(folder / "runs" / name).result["task_sizes"]) == 3 for name in names)
+    # Other data of the same name are not what has been learned.
+    (tmp_path / "other").mkdir()
+    np.savez("other/mine.npz", **arrays)
+    capsys.readouterr()
+    assert study("methods", folder, *own, "--data", "other/mine.npz") == 2
+    assert "was begun with other settings; choose another --output: data" in capsys.readouterr().err
+    assert study("methods", folder, *own, "--data", str(tmp_path / "mine.npz")) == 0
+    assert "2 of them finished" in capsys.readouterr().err
+
+
 def test_runs_in_common_have_one_name_and_the_recipe_is_untouched() -> None:
     cifar = ["seq-cifar10"]
     names = {name: [run.name for run in planned(name, benchmarks=cifar)] for name in STUDIES}
@@ -302,7 +348,7 @@ def test_runs_in_common_have_one_name_and_the_recipe_is_untouched() -> None:
 
 
 def test_the_papers_numbers_stand_beside_the_rows() -> None:
-    for name in set(STUDIES) - {"lambda"}:
+    for name in set(STUDIES) - {"lambda", "methods"}:
         assert None not in class_il(name).values(), name
     cifar = "seq-cifar10"
     neither, sampled = "w/o IS and PRD", "w/ IS only"

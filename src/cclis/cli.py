@@ -388,18 +388,27 @@ def _make_new(folder: Path) -> None:
 
 def _study_parser() -> ArgumentParser:
     parser = Parser(
-        description="Run what a table or a figure of the paper needs, and build it. Runs that are "
-        "there are not repeated, interrupted ones go on, and one that fails stops no other."
+        description="Run what a table or a figure of the paper needs, and build it; or compare "
+        "methods on any benchmark. Runs that are there are not repeated, interrupted ones go on, "
+        "and one that fails stops no other."
     )
     parser.add_argument(
         "name",
-        help="table1, table2, ablation-is-prd (Table 3), ablation-rbs (Table 4), buffers "
-        "(Table 7), backbones (Table 8), losses (Table 9), lambda (Figure 2) or tsne (Figure 3)",
+        help="methods (any of them side by side), table1, table2, ablation-is-prd (Table 3), "
+        "ablation-rbs (Table 4), buffers (Table 7), backbones (Table 8), losses (Table 9), lambda "
+        "(Figure 2) or tsne (Figure 3)",
     )
     parser.add_argument(
         "--benchmark",
         nargs="+",
         help="one or several [default: those of the paper; split-digits at the scale smoke]",
+    )
+    parser.add_argument("--method", nargs="+", help="these alone [default: all of the study]")
+    parser.add_argument(
+        "--memory",
+        nargs="+",
+        type=int,
+        help="how many samples may be kept, one or several numbers [default: those of the paper]",
     )
     parser.add_argument(
         "--seeds",
@@ -418,7 +427,16 @@ def _study_parser() -> ArgumentParser:
         type=str | None,
         help="folder for pages and runs, shared by the studies of a scale [default: studies/SCALE]",
     )
-    parser.add_argument("--data", type=str | None, help="folder of the datasets")
+    parser.add_argument(
+        "--data",
+        type=str | None,
+        help="folder of the datasets, or the folder or file of your own data",
+    )
+    parser.add_argument(
+        "--tasks",
+        type=int | list[int] | None,
+        help="number of tasks, or how many classes each has [default: as the benchmark has it]",
+    )
     parser.add_argument("--device", type=str, default="auto", help="auto, cpu or cuda")
     parser.add_argument(
         "--jobs",
@@ -437,6 +455,8 @@ def _study(options: Namespace) -> int:
     written, failed = run_study(
         settings.pop("name"),
         benchmarks=settings.pop("benchmark"),
+        methods=settings.pop("method"),
+        memories=settings.pop("memory"),
         progress=Progress(),
         **settings,
     )

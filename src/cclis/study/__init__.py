@@ -1,4 +1,5 @@
-"""Studies: the runs that a table or a figure of the paper needs, and the page made of them.
+"""Studies: the runs that a table or a figure of the paper needs, or a comparison of one's own, and
+the page made of them.
 
 A study is a grid: benchmarks × memories × variants of a method × seeds. The runs of all studies lie
 side by side in one folder under names made of their settings, so that those in common are shared.
@@ -6,6 +7,7 @@ side by side in one folder under names made of their settings, so that those in 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -27,8 +29,8 @@ from cclis.report.study import (
     study_table,
 )
 from cclis.runs import Run
-from cclis.study.catalogue import AXES, SCALES, STUDIES
-from cclis.study.plan import Planned, plan
+from cclis.study.catalogue import AXES, SCALES, STUDIES, Study
+from cclis.study.plan import Planned, of_own_data, plan
 from cclis.study.running import default_jobs, run_all
 
 __all__ = ["SCALES", "STUDIES", "Planned", "plan", "rows_of", "run_study"]
@@ -38,10 +40,13 @@ def run_study(
     name: str,
     *,
     benchmarks: Sequence[str] | None = None,
+    methods: Sequence[str] | None = None,
+    memories: Sequence[int] | None = None,
     seeds: Sequence[int] | None = None,
     scale: str = "paper",
     output: str | None = None,
     data: str | None = None,
+    tasks: int | list[int] | None = None,
     device: str = "auto",
     jobs: int | None = None,
     dry_run: bool = False,
@@ -52,11 +57,14 @@ def run_study(
     Args:
         name: A key of `STUDIES`.
         benchmarks: What to learn [default: what the paper does, or the scale's own].
+        methods: Whose rows to take [default: all of the study's].
+        memories: How many samples may be kept [default: as in the paper].
         seeds: A run of everything for each [default: the scale's own].
         scale: A key of `SCALES`.
         output: Folder for the runs and pages of all studies of this scale [default:
             studies/SCALE].
-        data: Where the datasets lie.
+        data: Where the datasets lie, or one's own data.
+        tasks: Number of tasks, or how many classes each has [default: as the benchmark has it].
         device: Where to compute.
         jobs: How many runs at once [default: 1 on a GPU, otherwise one a core].
         dry_run: Only say what would be run.
@@ -69,16 +77,16 @@ def run_study(
         raise unknown("study", name, STUDIES)
     if scale not in SCALES:
         raise unknown("scale", scale, SCALES)
-    study, size = STUDIES[name], SCALES[scale]
+    study, size = _narrowed(name, methods, memories), SCALES[scale]
     if benchmarks is None:
         benchmarks = (size.benchmark,) if size.benchmark else study.benchmarks
     seeds = size.seeds if seeds is None else seeds
     if jobs is not None and jobs < 1:
         raise InputError(f"jobs must be at least 1, not {jobs}")
     for what, values in (("benchmark", benchmarks), ("seed", seeds)):
-        if not values or len(set(values)) < len(values):
-            raise InputError(f"name each {what} once, not {' '.join(map(str, values)) or 'none'}")
+        _refuse_repeated(what, values)
     _refuse_other_benchmarks(benchmarks, data, here=not dry_run)
+    data = str(Path(data).absolute()) if data else None
     _check_device(device)
     folder = Path(output or f"studies/{scale}")
     _refuse_foreign(folder)
@@ -89,6 +97,7 @@ def run_study(
         scale=size,
         folder=folder,
         data=data,
+        tasks=tasks,
         device=device,
     )
     for run in planned:
@@ -107,6 +116,28 @@ def run_study(
     failed = run_all(todo, planned, jobs or default_jobs(device), progress)
     found = rows_of(name, planned, failed)
     return _write(name, found, f"{size.about} Seeds {', '.join(map(str, seeds))}.", folder), failed
+
+
+def _narrowed(name: str, methods: Sequence[str] | None, memories: Sequence[int] | None) -> Study:
+    """A study with the rows of some methods alone, or with other memories."""
+    study = STUDIES[name]
+    if methods is not None:
+        _refuse_repeated("method", methods)
+        there = {variant.method: None for variant in study.variants}
+        for method in methods:
+            if method not in there:
+                raise unknown(f"method of {name}", method, there)
+        variants = tuple(variant for variant in study.variants if variant.method in methods)
+        study = dataclasses.replace(study, variants=variants)
+    if memories is not None:
+        _refuse_repeated("memory", memories)
+        study = dataclasses.replace(study, memories=tuple(memories))
+    return study
+
+
+def _refuse_repeated(what: str, values: Sequence[object]) -> None:
+    if not values or len(set(values)) < len(values):
+        raise InputError(f"name each {what} once, not {' '.join(map(str, values)) or 'none'}")
 
 
 def rows_of(name: str, planned: Sequence[Planned], failed: Mapping[str, str]) -> list[Row]:
@@ -185,12 +216,16 @@ def _refuse_other_benchmarks(
     from cclis.data.benchmarks import BENCHMARKS
     from cclis.data.download import ARCHIVES, check, default_root
 
-    known = [name for name, spec in BENCHMARKS.items() if spec.sizes]
     for name in benchmarks:
-        if name in BENCHMARKS and name not in known:
-            raise InputError(f"a study cannot run on {name}; it can on {', '.join(known)}")
-        if name not in known:
-            raise unknown("benchmark", name, known)
+        if name not in BENCHMARKS:
+            raise unknown("benchmark", name, BENCHMARKS)
+        if of_own_data(name):
+            if data is None:
+                raise InputError(f"{name} needs --data: {BENCHMARKS[name].about}")
+            if not Path(data).exists():
+                raise InputError(f"{data} does not exist")
+            if len(benchmarks) > 1:
+                raise InputError(f"--data is that of {name}: it needs a study of its own")
         root = Path(data) if data else default_root()
         if here and name in ARCHIVES and not check(name, root).present:
             raise InputError(
@@ -222,4 +257,6 @@ def _refuse_other_settings(run: Planned) -> None:
     if before is not None:
         why = f"{run.path} was begun with other settings; choose another --output"
         free = {*MAY_CHANGE, *PLACES}
+        if of_own_data(run.config.benchmark):
+            free.remove("data")
         refuse_differences(before, run.config.to_dict(), why, free)

@@ -1,4 +1,4 @@
-"""What each table and figure of the paper asks: pure data."""
+"""What each table and figure of the paper asks, and what users do: pure data."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ class Variant:
         method: How it learns.
         settings: What it has other than the recipe.
         not_on: Benchmarks on which the paper leaves it out.
+        keeps: Whether it keeps samples, so that it differs from memory to memory.
     """
 
     name: str
     method: str = "cclis"
     settings: Mapping[str, Any] = field(default_factory=dict)
     not_on: tuple[str, ...] = ()
+    keeps: bool = True
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Study:
     """What a table or a figure of the paper asks.
 
     Attributes:
-        place: Where it stands in the paper.
+        place: Where it stands in the paper, or what it is.
         about: What it asks.
         variants: Its rows.
         memories: How many samples may be kept.
@@ -69,6 +71,10 @@ METHODS = (
     Variant("GCR", "gcr"),
     Variant("CCLIS", "cclis"),
 )
+BOUNDS = (
+    Variant("joint", "joint", keeps=False),
+    Variant("finetune", "finetune", keeps=False),
+)
 NEITHER = {"selection": "random", "distillation": False}
 ABLATION = (
     Variant("w/o IS and PRD", settings=NEITHER),
@@ -77,6 +83,12 @@ ABLATION = (
     Variant("CCLIS"),
 )
 STUDIES: dict[str, Study] = {
+    "methods": Study(
+        "Comparison",
+        "Methods side by side, with the upper bound, joint, which learns all tasks at once, and "
+        "the lower, finetune, which keeps nothing.",
+        (*METHODS, Variant("DER++", "derpp"), *BOUNDS),
+    ),
     "table1": Study(
         "Table 1",
         "Accuracy of all methods.",

@@ -82,16 +82,20 @@ def plan(
     scale: Scale,
     folder: Path,
     data: str | None = None,
+    tasks: int | list[int] | None = None,
     device: str = "auto",
 ) -> list[Planned]:
     """The runs of a study, row by row."""
     runs = []
     for benchmark, memory, variant in product(benchmarks, study.memories, study.variants):
-        if benchmark in variant.not_on:
+        again = not variant.keeps and memory != study.memories[0]
+        if benchmark in variant.not_on or again:
             continue
-        full = _full(variant, benchmark, memory)
+        full = _full(variant, benchmark, memory if variant.keeps else 0, tasks)
         changed = variation({**full.to_dict(), "config": full.to_dict()})
-        words = [benchmark, variant.method, str(memory), *changed.replace(",", "").split()]
+        words = [benchmark, variant.method, str(full.memory), *changed.replace(",", "").split()]
+        if data and of_own_data(benchmark):
+            words.insert(1, Path(data).stem)
         for seed in seeds:
             path = folder / "runs" / "-".join([*words, f"seed{seed}"])
             config = dataclasses.replace(
@@ -101,9 +105,16 @@ def plan(
     return runs
 
 
-def _full(variant: Variant, benchmark: str, memory: int) -> Config:
+def of_own_data(benchmark: str) -> bool:
+    """Whether what a benchmark is lies with its data."""
+    from cclis.data.benchmarks import BENCHMARKS
+
+    return BENCHMARKS[benchmark].sizes is None
+
+
+def _full(variant: Variant, benchmark: str, memory: int, tasks: int | list[int] | None) -> Config:
     """The settings of a variant as the paper has it."""
     settings = recipe_settings(benchmark, variant.method, memory)
-    settings |= {"benchmark": benchmark, "memory": memory, **variant.settings}
+    settings |= {"benchmark": benchmark, "memory": memory, "tasks": tasks, **variant.settings}
     settings.pop("method", None)
     return make_config(variant.method, settings)
