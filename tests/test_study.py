@@ -9,12 +9,14 @@ import subprocess
 import sys
 import time
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from cclis.checkpoints import Checkpoints
 from cclis.cli import main
@@ -329,6 +331,21 @@ def test_methods_are_compared_on_own_data(tmp_path: Path, capsys, monkeypatch) -
     assert "was begun with other settings; choose another --output: data" in capsys.readouterr().err
     assert study("methods", folder, *own, "--data", str(tmp_path / "mine.npz")) == 0
     assert "2 of them finished" in capsys.readouterr().err
+
+
+def test_photos_of_any_size_are_compared(tmp_path: Path) -> None:
+    chance = np.random.default_rng(0)
+    for split, label, number in product(("train", "test"), "abcd", range(3)):
+        pixels = chance.integers(0, 256, (9 + number, 8, 3), dtype=np.uint8)
+        path = tmp_path / "photos" / split / label / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    flags = ("--method", "er", "--benchmark", "image-folder", "--data", str(tmp_path / "photos"))
+    folder = tmp_path / "study"
+    assert study("methods", folder, *flags, "--memory", "8", "--image_size", "8") == 0
+    assert [path.parent.name for path in folder.glob("runs/*/result.json")] == [
+        "image-folder-photos-er-8-image_size-8-seed0"
+    ]
 
 
 def test_runs_in_common_have_one_name_and_the_recipe_is_untouched() -> None:

@@ -437,6 +437,9 @@ def _study_parser() -> ArgumentParser:
         type=int | list[int] | None,
         help="number of tasks, or how many classes each has [default: as the benchmark has it]",
     )
+    parser.add_argument(
+        "--image_size", type=int | None, help="side that images of an image folder are resized to"
+    )
     parser.add_argument("--device", type=str, default="auto", help="auto, cpu or cuda")
     parser.add_argument(
         "--jobs",

@@ -47,6 +47,7 @@ def run_study(
     output: str | None = None,
     data: str | None = None,
     tasks: int | list[int] | None = None,
+    image_size: int | None = None,
     device: str = "auto",
     jobs: int | None = None,
     dry_run: bool = False,
@@ -65,6 +66,7 @@ def run_study(
             studies/SCALE].
         data: Where the datasets lie, or one's own data.
         tasks: Number of tasks, or how many classes each has [default: as the benchmark has it].
+        image_size: Side that images of an image folder are resized to.
         device: Where to compute.
         jobs: How many runs at once [default: 1 on a GPU, otherwise one a core].
         dry_run: Only say what would be run.
@@ -97,7 +99,7 @@ def run_study(
         scale=size,
         folder=folder,
         data=data,
-        tasks=tasks,
+        stream={"tasks": tasks, "image_size": image_size},
         device=device,
     )
     for run in planned:

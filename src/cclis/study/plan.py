@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from cclis.config import Config, make_config, recipe_settings
 from cclis.errors import InputError
@@ -82,16 +83,16 @@ def plan(
     scale: Scale,
     folder: Path,
     data: str | None = None,
-    tasks: int | list[int] | None = None,
+    stream: Mapping[str, Any] | None = None,
     device: str = "auto",
 ) -> list[Planned]:
-    """The runs of a study, row by row."""
+    """The runs of a study, row by row; `stream` holds settings that all of them have."""
     runs = []
     for benchmark, memory, variant in product(benchmarks, study.memories, study.variants):
         again = not variant.keeps and memory != study.memories[0]
         if benchmark in variant.not_on or again:
             continue
-        full = _full(variant, benchmark, memory if variant.keeps else 0, tasks)
+        full = _full(variant, benchmark, memory if variant.keeps else 0, stream or {})
         changed = variation({**full.to_dict(), "config": full.to_dict()})
         words = [benchmark, variant.method, str(full.memory), *changed.replace(",", "").split()]
         if data and of_own_data(benchmark):
@@ -112,9 +113,9 @@ def of_own_data(benchmark: str) -> bool:
     return BENCHMARKS[benchmark].sizes is None
 
 
-def _full(variant: Variant, benchmark: str, memory: int, tasks: int | list[int] | None) -> Config:
+def _full(variant: Variant, benchmark: str, memory: int, stream: Mapping[str, Any]) -> Config:
     """The settings of a variant as the paper has it."""
     settings = recipe_settings(benchmark, variant.method, memory)
-    settings |= {"benchmark": benchmark, "memory": memory, "tasks": tasks, **variant.settings}
+    settings |= {"benchmark": benchmark, "memory": memory, **stream, **variant.settings}
     settings.pop("method", None)
     return make_config(variant.method, settings)
