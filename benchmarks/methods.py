@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from summary import write_summary
 
-from cclis.config import make_config, recipe_settings
+from cclis.config import keeps_samples, make_config, recipe_settings
 from cclis.data.images import ImageSet
 from cclis.engine.device import device_name
 from cclis.engine.trainer import Trainer
@@ -42,7 +42,7 @@ def images_of(count: int, first: int) -> ImageSet:
 
 def cost(method: str, count: int, epochs: int, width: int) -> dict[str, Any]:
     """Images of the last task a second, and the seconds of each task, its selection and a run."""
-    memory = 0 if method in ("finetune", "joint") else 200
+    memory = 200 if keeps_samples(method) else 0
     settings = recipe_settings("seq-cifar10", method, memory)
     whole = int(settings.get("epochs", 50))
     first = int(settings.get("first_epochs") or whole)

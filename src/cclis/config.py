@@ -541,6 +541,11 @@ def make_config(method: str, settings: dict[str, Any]) -> Config:
     return kind(**{**settings, "method": method})
 
 
+def keeps_samples(method: str) -> bool:
+    """Whether a method has a memory."""
+    return CONFIGS[method].memory > 0
+
+
 def recipes() -> list[str]:
     """Names of the recipes that ship with the package, such as seq-cifar10/cclis-200."""
     root = _recipe_root()

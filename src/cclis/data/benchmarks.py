@@ -256,8 +256,7 @@ def load_benchmark(
     if name not in BENCHMARKS:
         raise unknown("benchmark", name, BENCHMARKS)
     spec = BENCHMARKS[name]
-    if root is None and spec.sizes is None:
-        raise InputError(f"{name} needs --data: {spec.about}")
+    refuse_without_data(name, root)
     for setting, given in (("image_size", image_size is not None), ("skip_corrupt", skip_corrupt)):
         if given and name != "image-folder":
             raise InputError(f"{setting} is for image-folder alone, not for {name}")
@@ -277,6 +276,13 @@ def load_benchmark(
         order = np.random.default_rng(class_order).permutation(order)
     sizes = _task_sizes(tasks, spec.sizes, len(order))
     return Benchmark(name, dataset, sizes, order.tolist(), limit)
+
+
+def refuse_without_data(name: str, root: str | Path | None) -> None:
+    """Own data have no place where they are looked for."""
+    spec = BENCHMARKS[name]
+    if root is None and spec.sizes is None:
+        raise InputError(f"{name} needs --data: {spec.about}")
 
 
 def _task_sizes(

@@ -215,15 +215,14 @@ def _check_device(device: str) -> None:
 def _refuse_other_benchmarks(
     benchmarks: Sequence[str], data: str | None, *, here: bool = True
 ) -> None:
-    from cclis.data.benchmarks import BENCHMARKS
+    from cclis.data.benchmarks import BENCHMARKS, refuse_without_data
     from cclis.data.download import ARCHIVES, check, default_root
 
     for name in benchmarks:
         if name not in BENCHMARKS:
             raise unknown("benchmark", name, BENCHMARKS)
-        if of_own_data(name):
-            if data is None:
-                raise InputError(f"{name} needs --data: {BENCHMARKS[name].about}")
+        refuse_without_data(name, data)
+        if data and of_own_data(name):
             if not Path(data).exists():
                 raise InputError(f"{data} does not exist")
             if len(benchmarks) > 1:

@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from cclis.config import Config, make_config, recipe_settings
+from cclis.config import Config, keeps_samples, make_config, recipe_settings
 from cclis.errors import InputError
 from cclis.report.compare import read_runs
 from cclis.report.results import Result, variation
@@ -89,10 +89,11 @@ def plan(
     """The runs of a study, row by row; `stream` holds settings that all of them have."""
     runs = []
     for benchmark, memory, variant in product(benchmarks, study.memories, study.variants):
-        again = not variant.keeps and memory != study.memories[0]
+        keeps = keeps_samples(variant.method)
+        again = not keeps and memory != study.memories[0]
         if benchmark in variant.not_on or again:
             continue
-        full = _full(variant, benchmark, memory if variant.keeps else 0, stream or {})
+        full = _full(variant, benchmark, memory if keeps else 0, stream or {})
         changed = variation({**full.to_dict(), "config": full.to_dict()})
         words = [benchmark, variant.method, str(full.memory), *changed.replace(",", "").split()]
         if data and of_own_data(benchmark):
