@@ -58,6 +58,18 @@ def test_the_eta_is_in_proportion_to_what_is_left(plain, monkeypatch):
     assert "ETA 90 s" in text(plain)
 
 
+def test_the_eta_of_work_gone_on_with_counts_what_was_done_since(plain, live, monkeypatch):
+    with live.bar("training", 100, done=60) as bar:
+        assert "60/100" in bar._amount
+        assert live._live.tasks[0].completed == 60
+        assert live._live.tasks[0].speed is None
+    clock = iter([100.0] + [130.0] * 9)
+    monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
+    with plain.bar("training", 100, done=60) as bar:
+        bar.advance(10)
+    assert "training  70/100  ETA 90 s" in text(plain)
+
+
 def test_a_log_has_few_lines(plain, monkeypatch):
     monkeypatch.setattr(module, "LOG_EVERY_SECONDS", 10.0)
     with plain.bar("training", 1000) as bar:

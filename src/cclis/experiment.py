@@ -273,8 +273,9 @@ def _learn_all(journey: Journey, benchmark: Benchmark, progress: Progress, on_ta
         progress.say(f"going on after task {len(trainer.task_sizes)}")
     later = 0 if trainer.method.joint else len(benchmark) - 1
     epochs = [config.first_epochs or config.epochs, *[config.epochs] * later]
+    done = sum(epochs[: len(journey.rows)]) + trainer.epoch
     with (
-        progress.bar("run", sum(epochs), "epochs", logged=False) as whole,
+        progress.bar("run", sum(epochs), "epochs", logged=False, done=done) as whole,
         _events_of(journey),
     ):
         _learn_each(journey, benchmark, epochs, whole, progress, on_task)
@@ -325,7 +326,7 @@ def _learn_each(
             continue
         before = sum(epochs[: task.index])
         name = f"run  task {task.index + 1}/{len(epochs)}"
-        whole.reach(before, name)
+        whole.reach(before + trainer.epoch, name)
         learned = journey.learn(task, lambda done: whole.reach(before + done, name))  # noqa: B023
         found = evaluate(
             trainer.inference,

@@ -59,17 +59,20 @@ class Bar:
         unit: Unit,
         console: Console,
         live: RichProgress | None,
-        logged: bool = True,
+        logged: bool,
+        done: int,
     ):
         self._logs = logged
         self._description, self._total, self._unit = description, total, unit
         self._console, self._live = console, live
         self._started = self._logged = time.monotonic()
-        self._done = 0
+        self._before = self._done = done
         self._note = ""
-        self._id = (
-            live.add_task(description, total=total, amount=self._amount, note="") if live else None
-        )
+        self._id = None
+        if live is not None:
+            self._id = live.add_task(
+                description, total=total, completed=done, amount=self._amount, note=""
+            )
 
     def advance(self, amount: int = 1, note: str | None = None) -> None:
         """Record `amount` more units done; `note` is a line or two such as the current loss."""
@@ -80,8 +83,9 @@ class Bar:
         elif self._logs and time.monotonic() - self._logged > LOG_EVERY_SECONDS:
             self._logged = time.monotonic()
             elapsed = self._logged - self._started
-            left = elapsed / max(self._done, 1) * (self._total - self._done)
-            self._log(f"ETA {left:.0f} s")
+            # What was done before took none of this time.
+            pace = elapsed / max(self._done - self._before, 1)
+            self._log(f"ETA {pace * (self._total - self._done):.0f} s")
 
     def reach(self, done: int, description: str) -> None:
         """Record how many units are done in all, and what is being done now."""
@@ -105,7 +109,7 @@ class Bar:
         """Remove the live bar, or write the closing line of the log."""
         if self._live is not None and self._id is not None:
             self._live.remove_task(self._id)
-        elif self._done and self._logs:
+        elif self._done > self._before and self._logs:
             self._log(f"{time.monotonic() - self._started:.1f} s")
 
 
@@ -120,7 +124,13 @@ class Progress:
 
     @contextmanager
     def bar(
-        self, description: str, total: int, unit: Unit = "steps", *, logged: bool = True
+        self,
+        description: str,
+        total: int,
+        unit: Unit = "steps",
+        *,
+        logged: bool = True,
+        done: int = 0,
     ) -> Iterator[Bar]:
         """Show `description` while the block runs; nested bars stand under each other.
 
@@ -129,6 +139,7 @@ class Progress:
             total: How many units there are.
             unit: What is counted.
             logged: Whether a log has lines of it; otherwise only a terminal shows it.
+            done: How many units were done before, of work that is gone on with.
         """
         outermost = self._live is None and self.console.is_terminal and not self.console.quiet
         if outermost:
@@ -139,7 +150,7 @@ class Progress:
                 refresh_per_second=REFRESHES_A_SECOND,
             )
             self._live.start()
-        bar = Bar(description, total, unit, self.console, self._live, logged)
+        bar = Bar(description, total, unit, self.console, self._live, logged, done)
         try:
             yield bar
         finally:

@@ -314,10 +314,12 @@ class _Fetch:
         with (
             self.part.open("ab" if done else "wb") as file,
             self.progress.bar(
-                f"downloading {self.archive.filename}", total or self.archive.size, unit="bytes"
+                f"downloading {self.archive.filename}",
+                total or self.archive.size,
+                unit="bytes",
+                done=done,
             ) as bar,
         ):
-            bar.advance(done)
             # A piece that is cut short is lost, so pieces are small.
             for chunk in response.iter_content(1 << 15):
                 file.write(chunk)

@@ -226,8 +226,8 @@ class Trainer:
         self._step.begin_task(before, sizes)
         self._steps = how.steps
         self.method.network.train()
-        with self._progress.bar(f"task {index + 1}  training", epochs * how.steps) as bar:
-            bar.advance(before)
+        title, steps = f"task {index + 1}  training", epochs * how.steps
+        with self._progress.bar(title, steps, done=before) as bar:
             while position.epoch < epochs:
                 for batch, slots in self._replay.batches(task, how, position.step):
                     rate = self._optimizer.set_learning_rates(schedule, position.done)
@@ -405,6 +405,11 @@ class Trainer:
     def steps(self) -> int | None:
         """Steps of the current task done; None between tasks."""
         return None if self._position is None else self._position.done
+
+    @property
+    def epoch(self) -> int:
+        """Epochs of the current task done."""
+        return 0 if self._position is None else self._position.epoch
 
     def state(self) -> tuple[dict[str, Tensor], Record]:
         """Everything needed to go on from here, as tensors and a description."""

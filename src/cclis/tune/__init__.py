@@ -139,16 +139,16 @@ class _Tuning:
         """Try points until none is left."""
         limit = self._limit()
         life = self._folder / "workers" / self._worker
-        with FileLock(life), self._progress.bar("tuning", limit) as bar, Interruption() as stop:
+        with (
+            FileLock(life),
+            self._progress.bar("tuning", limit, done=_ended(ranked(self._study))) as bar,
+            Interruption() as stop,
+        ):
             stop.waits = True
-            shown = 0
             try:
                 while (trial := self._next(limit)) is not None:
                     self._try(trial, stop)
-                    trials = self._write()
-                    done = sum(t.state in ("complete", "pruned", "failed") for t in trials)
-                    bar.advance(done - shown)
-                    shown = done
+                    bar.reach(_ended(self._write()), "tuning")
                     stop.check()
             except Interrupted as signal:
                 name = str(signal).split(";", maxsplit=1)[0]
@@ -338,6 +338,11 @@ def ranked(study: optuna.Study) -> list[Trial]:
     return sorted(
         trials, key=lambda t: -math.inf if t.accuracy is None else t.accuracy, reverse=True
     )
+
+
+def _ended(trials: Iterable[Trial]) -> int:
+    """How many need not be tried any more."""
+    return sum(trial.state in ("complete", "pruned", "failed") for trial in trials)
 
 
 def _as_trial(trial: FrozenTrial) -> Trial:
