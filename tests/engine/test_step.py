@@ -145,9 +145,10 @@ def test_the_recorded_step_learns_what_the_plain_one_does() -> None:
 @needs_gpu
 @pytest.mark.parametrize("method", ["der", "derpp", "gcr"])
 def test_replays_in_one_pass_are_learned_as_in_several(method: str, monkeypatch: Any) -> None:
-    # Batches as large as those replayed beside them go through the encoder together.
+    # Batches as large as those replayed beside them go through the encoder together. One task: what
+    # GCR keeps of images that are noise hangs on the last bits.
     how = {"method": method, "batch_size": 32, "epochs": 1, "learning_rate": 0.01}
-    how |= {"compile": True, "deterministic": True}
+    how |= {"tasks": 1, "compile": True, "deterministic": True}
     together, losses = after_tasks(**how)
     with monkeypatch.context() as patch:
         patch.setattr("cclis.engine.recording.WARMUP", 10**9)
@@ -159,10 +160,13 @@ def test_replays_in_one_pass_are_learned_as_in_several(method: str, monkeypatch:
         apart, expected = after_tasks(**how)
     assert losses == pytest.approx(expected, rel=1e-2)
     assert statistics_apart(together, apart) < 0.05
-    # What these bounds can tell apart: statistics that all parts have in common.
-    torch._dynamo.reset()
-    monkeypatch.setattr(PartwiseNorm, "forward", lambda norm, x, _=1: BatchNorm2d.forward(norm, x))
-    common, _ = after_tasks(**how)
+    # What these bounds can tell apart: statistics that all parts have in common. Compiled code does
+    # not notice that a class has another method.
+    with monkeypatch.context() as patch:
+        torch._dynamo.reset()
+        patch.setattr(PartwiseNorm, "forward", lambda norm, x, _=1: BatchNorm2d.forward(norm, x))
+        common, _ = after_tasks(**how)
+        torch._dynamo.reset()
     assert statistics_apart(common, apart) > 0.1
 
 
