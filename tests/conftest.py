@@ -22,6 +22,7 @@ from cclis.config import CONFIGS
 from cclis.data.images import ImageSet
 from cclis.engine.trainer import Trainer
 from cclis.files import pack_tensors, unpack_tensors
+from cclis.progress import Progress
 
 # Two test processes share two cores; more threads would wait for each other.
 torch.set_num_threads(1)
@@ -80,6 +81,18 @@ def state_after(steps: int, trainer: Trainer, task: ImageSet) -> tuple[dict[str,
     with pytest.raises(InterruptedError):
         trainer.learn(task, 2, on_step=stop)
     return found[0], found[1]
+
+
+class Bars(Progress):
+    """Notes what every bar begins with."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.begun: list[tuple[str, int, int]] = []
+
+    def bar(self, description: str, total: int, *rest: Any, done: int = 0, **more: Any) -> Any:
+        self.begun.append((description, total, done))
+        return super().bar(description, total, *rest, done=done, **more)
 
 
 def fuzz(test: Callable[..., None]) -> Callable[..., None]:

@@ -15,9 +15,10 @@ import torch
 from cclis.cli import main
 from cclis.config import make_config, read_yaml, recipe_path
 from cclis.errors import InputError
-from cclis.experiment import reevaluate, resume, train
+from cclis.experiment import Journey, reevaluate, resume, train
 from cclis.progress import Progress
 from cclis.runs import Run
+from tests.conftest import Bars
 from tests.conftest import quick as known
 
 
@@ -378,6 +379,23 @@ def test_seconds_and_images_add_up_over_an_interruption(tmp_path, monkeypatch) -
     images = [r["images_per_second"] * r["seconds"]["train"] for r in (first, second)]
     assert images[0] == pytest.approx(images[1])
     assert second["seconds"]["train"] > first["seconds"]["train"] / 4
+
+
+def test_bars_of_a_run_that_goes_on_begin_where_it_was(tmp_path, monkeypatch) -> None:
+    def interrupt(journey: Journey) -> None:
+        if len(journey.trainer.task_sizes) == 1 and journey.trainer.steps == 4:
+            journey.save()
+            raise InterruptedError
+
+    with monkeypatch.context() as stopping:
+        stopping.setattr(Journey, "step", interrupt)
+        with pytest.raises(InterruptedError):
+            quick(tmp_path / "run", "er", tasks=[2, 2], epochs=2, batch_size=120, limit=180)
+    half, bars = Run.open(tmp_path / "run"), Bars()
+    resume(half, half.config, bars)
+    # Three steps an epoch: one is over, and one step of the second is done.
+    assert ("run", 4, 3) in bars.begun
+    assert ("task 2  training", 6, 4) in bars.begun
 
 
 def test_a_description_of_anything_is_an_input_error(run: Run, tmp_path) -> None:

@@ -58,16 +58,18 @@ def test_the_eta_is_in_proportion_to_what_is_left(plain, monkeypatch):
     assert "ETA 90 s" in text(plain)
 
 
-def test_the_eta_of_work_gone_on_with_counts_what_was_done_since(plain, live, monkeypatch):
-    with live.bar("training", 100, done=60) as bar:
-        assert "60/100" in bar._amount
-        assert live._live.tasks[0].completed == 60
-        assert live._live.tasks[0].speed is None
+def test_the_eta_of_work_gone_on_with_counts_what_was_done_since(plain, monkeypatch):
     clock = iter([100.0] + [130.0] * 9)
     monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
     with plain.bar("training", 100, done=60) as bar:
         bar.advance(10)
     assert "training  70/100  ETA 90 s" in text(plain)
+
+
+def test_work_that_did_not_go_on_leaves_no_line(plain):
+    with plain.bar("training", 100, done=60):
+        pass
+    assert text(plain) == ""
 
 
 def test_a_log_has_few_lines(plain, monkeypatch):
@@ -119,6 +121,19 @@ def test_a_terminal_shows_a_bar_while_it_runs(live):
     # The bar goes when the work is done; only what was said stays.
     assert live._live is None
     assert raw(live).count(HIDE) == raw(live).count(SHOW) == 1
+
+
+@pytest.mark.parametrize("seconds", [1.0, 100.0])
+def test_a_terminal_has_an_eta_for_slow_units_too(live, seconds):
+    with live.bar("trials", 9, done=4) as bar:
+        now = [0.0]
+        live._live.get_time = lambda: now[0]
+        for _ in range(3):
+            now[0] += seconds
+            bar.advance()
+        task = live._live.tasks[0]
+        assert task.completed == 7
+        assert task.time_remaining == 2 * seconds
 
 
 def test_bytes_are_megabytes_in_a_terminal_too(live):

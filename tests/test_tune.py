@@ -26,9 +26,10 @@ from cclis.data import benchmarks
 from cclis.data.readers import Dataset, Split, read_digits
 from cclis.errors import InputError
 from cclis.experiment import train
+from cclis.progress import QUIET, Progress
 from cclis.tune import Trial, lags, tune
 from cclis.tune.space import GRIDS, points, space_of
-from tests.conftest import QUICK
+from tests.conftest import QUICK, Bars
 
 SMALL = {**QUICK, "epochs": 1, "tasks": [2, 2], "limit": 20, "memory": 8, "threads": 1}
 GRID = {"learning_rate": [0.05, 0.1], "temperature": [0.1, 0.5]}
@@ -40,13 +41,16 @@ def write_grid(folder: Path, **space: Any) -> str:
     return str(path)
 
 
-def tuned(folder: Path, space: dict[str, Any] | None = None, **given: Any) -> list[Trial]:
+def tuned(
+    folder: Path, space: dict[str, Any] | None = None, progress: Progress = QUIET, **given: Any
+) -> list[Trial]:
     names = {field.name for field in dataclasses.fields(TuneOptions)}
     how = {"seeds": 1, "grid": write_grid(folder, **(space or GRID))}
     how |= {k: v for k, v in given.items() if k in names}
     others = {k: v for k, v in given.items() if k not in names}
     settings = {**SMALL, "validation": 0.1, "output": str(folder / "tuning"), **others}
-    return tune(make_config("cclis", settings), TuneOptions(**how), recipe={"epochs": 7})
+    config, options = make_config("cclis", settings), TuneOptions(**how)
+    return tune(config, options, recipe={"epochs": 7}, progress=progress)
 
 
 @pytest.fixture
@@ -90,9 +94,11 @@ def test_a_grid_is_gone_through_once_and_its_best_mean_written(tmp_path: Path, r
     # A grid of checkpoints would fill the disk.
     assert not list(tmp_path.rglob("checkpoints"))
 
-    again = tuned(tmp_path, seeds=2)
+    bars = Bars()
+    again = tuned(tmp_path, progress=bars, seeds=2)
     assert len(runs) == 8
     assert again == trials
+    assert bars.begun == [("tuning", 4, 4)]
 
     config = make_config(recipe.pop("method"), {**recipe, "output": str(tmp_path / "run")})
     assert train(config).ended

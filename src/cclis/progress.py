@@ -22,6 +22,8 @@ from rich.text import Text
 
 LOG_EVERY_SECONDS = 10.0
 REFRESHES_A_SECOND = 4
+PACE_OVER_SECONDS = 3600.0
+"""How far back a terminal looks for the pace: some units, such as a trial, take minutes."""
 
 Unit = Literal["steps", "epochs", "bytes"]
 
@@ -148,6 +150,7 @@ class Progress:
                 console=self.console,
                 transient=True,
                 refresh_per_second=REFRESHES_A_SECOND,
+                speed_estimate_period=PACE_OVER_SECONDS,
             )
             self._live.start()
         bar = Bar(description, total, unit, self.console, self._live, logged, done)

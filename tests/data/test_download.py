@@ -19,6 +19,7 @@ from cclis.data import download as module
 from cclis.data.download import ARCHIVES, Archive, check, default_root, download
 from cclis.data.readers import CIFAR10
 from cclis.errors import InputError
+from tests.conftest import Bars
 
 FOLDER = "cifar-10-batches-bin"
 FILENAME = "cifar-10-binary.tar.gz"
@@ -166,9 +167,11 @@ def test_a_later_call_resumes_what_an_earlier_one_left(server, tmp_path):
     assert GOOD.startswith(part.read_bytes())
     assert len(server.ranges) == module.ATTEMPTS
 
-    download("seq-cifar10", tmp_path)
+    bars = Bars()
+    download("seq-cifar10", tmp_path, bars)
 
     assert server.ranges[-1] == f"bytes={left}-"
+    assert (f"downloading {FILENAME}", len(GOOD), left) in bars.begun
     assert names_in(tmp_path) == [FOLDER, FILENAME]
 
 

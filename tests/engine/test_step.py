@@ -165,8 +165,10 @@ def test_replays_in_one_pass_are_learned_as_in_several(method: str, monkeypatch:
     with monkeypatch.context() as patch:
         torch._dynamo.reset()
         patch.setattr(PartwiseNorm, "forward", lambda norm, x, _=1: BatchNorm2d.forward(norm, x))
-        common, _ = after_tasks(**how)
-        torch._dynamo.reset()
+        try:
+            common, _ = after_tasks(**how)
+        finally:
+            torch._dynamo.reset()
     assert statistics_apart(common, apart) > 0.1
 
 

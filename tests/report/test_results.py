@@ -10,9 +10,7 @@ from cclis.report.results import (
     main,
     mammoth_table,
     methods_table,
-    parts_table,
     results_table,
-    sharing_table,
     summary_table,
     tables,
     variations_table,
@@ -66,21 +64,6 @@ def test_what_each_method_costs() -> None:
     cost = {"run_seconds": 1234.4, "times_er": 2.0, "task_seconds": [100.0, 300.4]}
     table = methods_table([{"device": "a card", "methods": {"gem": cost}}])
     assert table.splitlines()[2] == "| gem | 1,234 s | 2.00 | 300 s | a card |"
-
-
-def test_what_one_pass_saves() -> None:
-    machine = {"device": "a card", "parts": 3, "batch": 32}
-    machine |= {"several_seconds": 0.0044, "one_pass_seconds": 0.0025, "ratio": 1.76}
-    lines = parts_table([machine]).splitlines()
-    assert lines[2] == "| 3 of 32 images | 4.40 ms | 2.50 ms | 1.76 | a card |"
-
-
-def test_what_several_runs_make_of_one_card() -> None:
-    rows = [{"runs": 1, "images_per_second": 4000.0}, {"runs": 2, "images_per_second": 6000.0}]
-    machine = {"device": "a card", "method": "er", "mps": True, "rows": rows}
-    lines = sharing_table([machine, {**machine, "mps": False}]).splitlines()
-    assert lines[3] == "| er | side by side | 2 | 6,000 | 1.50 | a card |"
-    assert lines[5] == "| er | in turns | 2 | 6,000 | 1.50 | a card |"
 
 
 def test_ours_beside_mammoths() -> None:

@@ -408,7 +408,7 @@ class Trainer:
 
     @property
     def epoch(self) -> int:
-        """Epochs of the current task done."""
+        """Epochs of the current task done; 0 between tasks."""
         return 0 if self._position is None else self._position.epoch
 
     def state(self) -> tuple[dict[str, Tensor], Record]:

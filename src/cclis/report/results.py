@@ -4,7 +4,7 @@
 
 replaces what stands between `<!-- NAME -->` and `<!-- /NAME -->` in each file, for the tables
 `results`, `summary`, `variations`, `sorted`, `order`, `lambda`, `alone`, `heads`, `speed`,
-`compiling`, `methods`, `parts`, `sharing`, `mammoth` and `reliability`.
+`compiling`, `methods`, `mammoth` and `reliability`.
 """
 
 from __future__ import annotations
@@ -186,38 +186,6 @@ def methods_table(found: Sequence[Result]) -> str:
     return markdown(("method", "a run", "× ER", "its last task", "device"), rows)
 
 
-def parts_table(found: Sequence[Result]) -> str:
-    """Batches replayed apart: in one pass through the network, and one after another."""
-    rows = [
-        [
-            f"{machine['parts']} of {machine['batch']} images",
-            f"{1e3 * machine['several_seconds']:.2f} ms",
-            f"{1e3 * machine['one_pass_seconds']:.2f} ms",
-            f"{machine['ratio']:.2f}",
-            machine["device"],
-        ]
-        for machine in found
-    ]
-    return markdown(("batches", "one by one", "in one pass", "ratio", "device"), rows)
-
-
-def sharing_table(found: Sequence[Result]) -> str:
-    """What several runs make of one GPU together."""
-    rows = [
-        [
-            machine["method"],
-            "side by side" if machine["mps"] else "in turns",
-            str(row["runs"]),
-            f"{row['images_per_second']:,.0f}",
-            f"{row['images_per_second'] / machine['rows'][0]['images_per_second']:.2f}",
-            machine["device"],
-        ]
-        for machine in found
-        for row in machine["rows"]
-    ]
-    return markdown(("method", "kernels", "runs", "images/s together", "× one", "device"), rows)
-
-
 def mammoth_table(found: Sequence[Result]) -> str:
     """What the baselines reach on split-digits, and what Mammoth's code does."""
     rows = []
@@ -297,8 +265,6 @@ def tables(folder: Path) -> dict[str, str]:
         "speed": speed_table(read_results(folder / "speed")),
         "compiling": compiling_table(read_results(folder / "compiling")),
         "methods": methods_table(read_results(folder / "speed-methods")),
-        "parts": parts_table(read_results(folder / "speed-parts")),
-        "sharing": sharing_table(read_results(folder / "sharing")),
         "mammoth": mammoth_table(read_results(folder / "mammoth")),
         "reliability": reliability_table(folder),
     }
