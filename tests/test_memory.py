@@ -120,6 +120,23 @@ def test_a_stream_fills_free_rows_and_replaces_others():
     assert memory.samples.images[1].flatten().tolist() == [4, 5, 6, 7]
 
 
+def test_beside_what_was_kept_a_stream_has_the_share_of_a_common_reservoir():
+    memory = Memory(6, reservoir=9)
+    assert memory.replayed(torch.tensor([0, 4, 8, 99])).tolist() == [0, 4, 6, 6]
+    for first in range(0, 40, 4):
+        slots = torch.arange(first, first + 4)
+        memory.insert(torch.where(slots < 9, slots, -1), samples(1, 2, 3, 4), {})
+    kept = memory.samples
+    assert kept is not None
+    memory.replace(kept[torch.arange(6)], torch.ones(6))
+    again = Memory(6, reservoir=9)
+    again.load(memory.state())
+    for each in (memory, again):
+        assert (each.seen, each.past, each.before) == (0, 40, 6)
+        # Beside six that stand for 40: a half when 40 more have passed by.
+        assert each.replayed(torch.tensor([0, 3, 7, 20, 40, 99])).tolist() == [0, 0, 1, 3, 6, 6]
+
+
 def test_a_stream_goes_on_from_a_saved_state():
     memory, again = Memory(4), Memory(4)
     memory.insert(torch.tensor([0, 1]), samples(1, 2), {"logits": torch.tensor([[1.0], [2.0]])})

@@ -394,8 +394,9 @@ class DERPPConfig(DERPPOptions, DERConfig):
 class GCROptions(Options):
     """The method gcr."""
 
-    candidates: int = 1000
-    """Samples of a task, at random, that its coreset is chosen from: the size of a reservoir."""
+    candidates: int | None = None
+    """Samples of a task, at random, that its coreset is chosen from: the size of a reservoir; None
+    takes as many as the memory holds."""
     weight_ridge: float = 0.5
     """Price of large weights in the coreset."""
 

@@ -12,6 +12,8 @@ from cclis.errors import InputError
 
 OWN = ("images", "labels", "proposal")
 """What every sample has; other names are extras."""
+PASSED = ("seen", "past")
+"""Counts of what passed by."""
 
 
 class Memory:
@@ -22,7 +24,8 @@ class Memory:
     as well, and at the end of the task it is given all that may stay.
 
     Attributes:
-        seen: How many samples have passed by.
+        seen: How many samples have passed by; with a reservoir, of the current task.
+        past: With a reservoir, how many passed by before.
 
     Args:
         capacity: How many samples it holds between tasks.
@@ -33,7 +36,7 @@ class Memory:
         if capacity < 0:
             raise InputError(f"memory must be 0 or more, not {capacity}")
         self.capacity, self.reservoir = capacity, reservoir
-        self.seen = 0
+        self.seen = self.past = 0
         self._rows: dict[str, Tensor] = {}
         self._count = 0
 
@@ -44,6 +47,17 @@ class Memory:
     def before(self) -> int:
         """How many of what it holds were there before the stream."""
         return self._count - min(self.seen, self.reservoir or self.capacity)
+
+    def replayed(self, passed: Tensor) -> Tensor:
+        """Of how many of the stream's samples replay draws when so many have passed by, (N,).
+
+        Of all that are held; beside what was there before, only so many that they make up the share
+        which they would have of a reservoir of all tasks.
+        """
+        held = passed.clamp(max=min(self.capacity, self.reservoir or self.capacity))
+        if not self.reservoir or not self.before:
+            return held
+        return torch.minimum(held, self.before * passed // max(1, self.past))
 
     @property
     def samples(self) -> ImageSet | None:
@@ -74,7 +88,7 @@ class Memory:
         if len(samples) > self.capacity:
             raise InputError(f"{len(samples)} samples do not fit a memory of {self.capacity}")
         self._take(samples, proposal, extras or {})
-        self.seen = 0
+        self.past, self.seen = self.past + self.seen, 0
 
     def _take(self, samples: ImageSet, proposal: Tensor, extras: Mapping[str, Tensor]) -> None:
         if proposal.shape != samples.labels.shape:
@@ -124,17 +138,18 @@ class Memory:
     def state(self) -> dict[str, Tensor]:
         """What is kept, as tensors by name."""
         kept = {name: self._kept(name) for name in self._rows if self._count}
-        return {**kept, "seen": torch.tensor(self.seen)} if self.seen else kept
+        passed = {name: getattr(self, name) for name in PASSED}
+        return {**kept, **{name: torch.tensor(count) for name, count in passed.items() if count}}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take back what `state` gave."""
         self._rows, self._count = {}, 0
-        self.seen = int(state["seen"]) if "seen" in state else 0
-        if not state.keys() - {"seen"}:
+        self.seen, self.past = (int(state[name]) if name in state else 0 for name in PASSED)
+        if not state.keys() - set(PASSED):
             return
         if not state.keys() >= set(OWN):
             raise InputError(f"a memory needs {', '.join(OWN)}; there are {', '.join(state)}")
-        extras = {name: v for name, v in state.items() if name not in (*OWN, "seen")}
+        extras = {name: v for name, v in state.items() if name not in (*OWN, *PASSED)}
         if len(state["labels"]) > self.capacity + (self.reservoir if self.seen else 0):
             count = len(state["labels"])
             raise InputError(f"{count} samples do not fit a memory of {self.capacity}")

@@ -136,17 +136,18 @@ def test_a_mix_beside_a_stream_passes_through_the_task_once():
 )
 def test_only_what_is_kept_by_then_is_drawn_and_none_twice(seen, capacity, task, each, replays):
     how = Mix(task, each * replays, 5)
-    rows = draw_beside(seen, capacity, how, replays, generator())
+    kept = [min(capacity, seen + step * task) for step in range(5)]
+    rows = draw_beside(torch.tensor(kept), how, replays, generator())
     assert rows.shape == (5, each * replays)
-    for step, row in enumerate(rows):
-        kept = min(capacity, seen + step * task)
+    for count, row in zip(kept, rows, strict=True):
         for part in row.view(replays, each).tolist():
-            assert all(0 <= index < max(1, kept) for index in part)
-            assert len(set(part)) == min(each, max(1, kept))
+            assert all(0 <= index < max(1, count) for index in part)
+            assert len(set(part)) == min(each, max(1, count))
 
 
 def test_every_kept_sample_is_drawn_as_often():
     how = Mix(4, 10, 4000)
-    counts = draw_beside(1000, 20, how, 2, generator()).flatten().bincount(minlength=20)
+    kept = torch.full((4000,), 20)
+    counts = draw_beside(kept, how, 2, generator()).flatten().bincount(minlength=20)
     # 2000 each; a deviation of 150 is beyond four standard deviations.
     assert int((counts - 2000).abs().max()) < 150

@@ -242,18 +242,27 @@ def test_the_coreset_is_balanced_weighted_and_has_the_logits_of_before() -> None
     assert torch.equal(kept.extras["logits"], visible.extras["logits"][kept.indices])
 
 
-def test_what_the_network_gets_wrong_is_kept_only_where_there_is_too_little_else() -> None:
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_what_gcr_gets_wrong_as_it_passes_by_weighs_nothing(epochs: int) -> None:
+    gcr = method("gcr", epochs=epochs)
+    some = batch((40, 3, 3), logits=torch.zeros(6, 6), weight=torch.ones(6))
+    gcr.losses(some)
+    right = some.keep["logits"].argmax(dim=1) == some.labels[:40]
+    assert 0 < int(right.sum()) < 40
+    expected = right.float() if epochs > 1 else torch.ones(40)
+    assert torch.equal(some.keep["weight"], expected)
+
+
+def test_what_weighs_nothing_is_kept_only_where_there_is_too_little_else() -> None:
     gcr = gcr_of(2, 2, 2)
-    with torch.no_grad():
-        gcr.network.classifier.weight.copy_(torch.eye(2))
-        gcr.network.classifier.bias.zero_()
-    # Six of class 0, of which four look it; six of class 1, of which two do.
-    features = torch.tensor([[1.0, 0.0]] * 4 + [[0.0, 1.0]] * 2 + [[1.0, 0.0]] * 4 + [[0, 1.0]] * 2)
-    features = features + 0.1 * torch.rand(12, 2, generator=torch.Generator().manual_seed(1))
+    features = torch.rand(12, 2, generator=torch.Generator().manual_seed(1))
     visible = candidates(gcr, torch.tensor([0] * 6 + [1] * 6), features)
-    kept = gcr.keep(visible, 8, torch.Generator().manual_seed(5)).indices.tolist()
-    assert sorted(kept[:4]) == [0, 1, 2, 3]
-    assert len([row for row in kept if row >= 6]) == 4
+    # Four of class 0 and two of class 1 were got right.
+    visible.extras["weight"][[4, 5, 6, 7, 8, 9]] = 0
+    kept = gcr.keep(visible, 8, torch.Generator().manual_seed(5))
+    assert sorted(kept.indices.tolist()[:4]) == [0, 1, 2, 3]
+    assert len([row for row in kept.indices.tolist() if row >= 6]) == 4
+    assert bool((kept.extras["weight"] > 0).all())
 
 
 def test_the_gradients_to_match_are_those_of_what_is_replayed() -> None:
@@ -292,10 +301,14 @@ def test_a_reservoir_of_the_task_is_replayed_and_chosen_from(monkeypatch) -> Non
         assert len(some.memory) == 20
     assert [len(pool) for pool in pools] == [30, 20 + 30]
     assert (pools[1] // 2).tolist() == [0] * 20 + [1] * 30
-    # Of 20 kept and 10 of the reservoir of 30; the first batch has only the former.
-    assert bool((replayed[0] < 2).all())
-    share = float((torch.cat(replayed[2:]) >= 2).float().mean())
-    assert share == pytest.approx(1 / 3, abs=0.07)
+    # As of a reservoir of both tasks: the second's share grows from none to nearly a half.
+    assert len(replayed) == 10
+    fresh = [20 * step // 10 for step in range(10)]
+    expected = [rows / (20 + rows) for rows in fresh]
+    shares = [float((labels >= 2).float().mean()) for labels in replayed]
+    assert shares[0] == expected[0] == 0
+    for part in (slice(0, 5), slice(5, 10)):
+        assert sum(shares[part]) / 5 == pytest.approx(sum(expected[part]) / 5, abs=0.06)
 
 
 def test_the_coresets_gradient_points_where_that_of_all_does() -> None:

@@ -60,24 +60,20 @@ def mix_beside(task: int, batch_size: int, replayed: int) -> Mix:
     return Mix(batch, replayed, -(-task // batch))
 
 
-def draw_beside(
-    seen: int, capacity: int, how: Mix, replays: int, generator: torch.Generator
-) -> Tensor:
+def draw_beside(kept: Tensor, how: Mix, replays: int, generator: torch.Generator) -> Tensor:
     """Indices into a memory that a stream fills, a row for every batch: (steps, replayed).
 
     Each of a batch's `replays` parts is drawn without replacement from what is kept by then, and
     repeated where that is less. While nothing is kept, an index is 0.
 
     Args:
-        seen: How many samples have passed by before.
-        capacity: How many the memory holds at most.
+        kept: From how many samples every batch draws, int64 (steps,).
         how: The mix.
         replays: Into how many parts the replayed samples of a batch fall.
         generator: Source of randomness, on the CPU.
     """
     each = how.replay // replays
-    kept = (seen + how.task * torch.arange(how.steps)).clamp(max=capacity)
-    keys = torch.rand(how.steps, replays, max(1, capacity), generator=generator)
+    keys = torch.rand(how.steps, replays, max(1, int(kept.max())), generator=generator)
     keys = keys.masked_fill(torch.arange(keys.shape[2]) >= kept[:, None, None], -1.0)
     order = keys.topk(min(each, keys.shape[2]), dim=2).indices
     place = torch.arange(each) % kept.clamp(1, each)[:, None]

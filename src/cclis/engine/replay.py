@@ -44,7 +44,6 @@ class Replay:
         self._method, self._memory, self._config = method, memory, config
         self._device = device
         self._tasks = torch.empty(0, dtype=torch.int64, device=device)
-        self._replayed_of_stream = 0
         self.generators = {
             name: generator("cpu" if name in ON_THE_HOST else device, config.seed, name)
             for name in GENERATORS
@@ -71,9 +70,6 @@ class Replay:
             share = config.replay_share if isinstance(config, MixOptions) else None
             return mix(samples, len(self._memory), config.batch_size, share), ()
         assert isinstance(config, StreamReplayOptions)
-        # Beside the memory, its share of a reservoir; the rest are candidates to be kept.
-        share = len(task_sizes) + 1 if self._memory.reservoir else 1
-        self._replayed_of_stream = -(-self._memory.capacity // share)
         each = config.replay_batch_size
         how = mix_beside(samples, config.batch_size, method.replays * each)
         return how, (how.task, *[each] * method.replays)
@@ -120,11 +116,12 @@ class Replay:
             return of_task, self._tasks.argsort(stable=True).expand(how.steps, -1), nowhere
         chance, replays = self.generators["replay"], self._method.replays
         if not self._method.streams:
-            kept = len(self._memory)
-            return of_task, self._here(draw_beside(kept, kept, how, replays, chance)), nowhere
+            kept = torch.full((how.steps,), len(self._memory))
+            return of_task, self._here(draw_beside(kept, how, replays, chance)), nowhere
         seen, before = self._memory.seen - done * how.task, self._memory.before
-        most = before + self._replayed_of_stream
-        of_memory = self._here(draw_beside(before + seen, most, how, replays, chance))
+        passed = seen + how.task * torch.arange(how.steps)
+        kept = before + self._memory.replayed(passed)
+        of_memory = self._here(draw_beside(kept, how, replays, chance))
         room = self._memory.reservoir or self._memory.capacity
         slots = torch.stack(
             [

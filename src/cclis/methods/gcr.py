@@ -19,7 +19,8 @@ class GCR(DarkReplay[GCRConfig]):
     """Replay as in DER++, of weighted samples whose gradients add up to those of all candidates.
 
     Candidates are the coreset so far and a reservoir of the task, both with the logits of the
-    moment when they were stored. Of both is replayed.
+    moment when they were stored. Of both is replayed. As the authors' code does, a sample that the
+    network gets wrong as it passes by weighs nothing, unless there is one epoch alone.
     """
 
     streams = True
@@ -28,7 +29,7 @@ class GCR(DarkReplay[GCRConfig]):
 
     def __init__(self, config: GCRConfig, network: ClassifierNetwork):
         super().__init__(config, network)
-        self.reservoir = config.candidates
+        self.reservoir = config.memory if config.candidates is None else config.candidates
 
     def blank_extras(self, count: int) -> dict[str, Tensor]:
         """Logits and weights of nothing."""
@@ -42,9 +43,11 @@ class GCR(DarkReplay[GCRConfig]):
         cost = F.cross_entropy(others, labelled.labels, reduction="none")
         distance = weighted_mean(squared.mean(dim=1), matched.extras["weight"])
         labels = weighted_mean(cost, labelled.extras["weight"])
-        batch.keep["weight"] = torch.ones_like(batch.proposal[: batch.sizes[0]])
+        new = batch.part(0).labels
+        right = (logits.argmax(dim=1) == new) | (self.config.epochs == 1)
+        batch.keep["weight"] = right.float()
         return {
-            "cross_entropy": F.cross_entropy(logits, batch.part(0).labels),
+            "cross_entropy": F.cross_entropy(logits, new),
             "logits": self.config.logit_weight * distance,
             "labels": self.config.label_weight * labels,
         }
@@ -52,20 +55,21 @@ class GCR(DarkReplay[GCRConfig]):
     def keep(self, visible: Visible, capacity: int, generator: torch.Generator) -> Kept:
         """Class by class a weighted coreset of the candidates.
 
-        Those that the network gets wrong are left out where there are enough others.
+        Those that weigh nothing are left out where there are enough others.
         """
         features = visible.represent(augmented=False).features.float()
         stored, before = visible.extras["logits"], visible.extras["weight"]
-        right = self.network.classifier(features)[:, : self.seen].argmax(dim=1) == visible.labels
         counts = visible.labels.bincount(minlength=self.seen).cpu()
         shares = quotas(counts, capacity, generator=generator).tolist()
         indices, weights = [], []
         for label, quota in enumerate(shares):
             of_class = visible.labels == label
-            good = of_class & right
-            rows = (good if int(good.sum()) >= quota else of_class).nonzero()[:, 0]
+            good = of_class & (before > 0)
+            enough = int(good.sum()) >= quota
+            rows = (good if enough else of_class).nonzero()[:, 0]
             gradients = self._gradients(features[rows], stored[rows], label)
-            chosen, weight = self._coreset(gradients, before[rows], quota)
+            stands_for = before[rows] if enough else torch.ones_like(before[rows])
+            chosen, weight = self._coreset(gradients, stands_for, quota)
             indices.append(rows[chosen])
             weights.append(weight)
         kept = torch.cat(indices)

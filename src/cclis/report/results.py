@@ -79,8 +79,9 @@ def variations_table(results: Sequence[Result]) -> str:
     for what, same in sorted(varied.items()):
         for (benchmark, method, memory), runs in _rows(same):
             published = {PAPER: paper_row(benchmark, memory, method, what)}
-            rows += [[benchmark, str(memory), what, *row] for row in _by_head(published, runs)]
-    return markdown(("benchmark", "memory", "changed", "head", *SCORES, "runs"), rows)
+            row_of = [benchmark, str(memory), method, what]
+            rows += [[*row_of, *row] for row in _by_head(published, runs)]
+    return markdown(("benchmark", "memory", "method", "changed", "head", *SCORES, "runs"), rows)
 
 
 def alone_table(results: Sequence[Result]) -> str:
