@@ -121,6 +121,7 @@ def test_a_stream_fills_free_rows_and_replaces_others():
 
 
 def test_beside_what_was_kept_a_stream_has_the_share_of_a_common_reservoir():
+    assert Memory(4).replayed(torch.tensor([0, 3, 9])).tolist() == [0, 3, 4]
     memory = Memory(6, reservoir=9)
     assert memory.replayed(torch.tensor([0, 4, 8, 99])).tolist() == [0, 4, 6, 6]
     for first in range(0, 40, 4):
@@ -135,6 +136,9 @@ def test_beside_what_was_kept_a_stream_has_the_share_of_a_common_reservoir():
         assert (each.seen, each.past, each.before) == (0, 40, 6)
         # Beside six that stand for 40: a half when 40 more have passed by.
         assert each.replayed(torch.tensor([0, 3, 7, 20, 40, 99])).tolist() == [0, 0, 1, 3, 6, 6]
+    uncounted = {name: value for name, value in memory.state().items() if name != "past"}
+    with pytest.raises(InputError, match="did not count what passed by"):
+        again.load(uncounted)
 
 
 def test_a_stream_goes_on_from_a_saved_state():

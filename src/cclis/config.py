@@ -396,7 +396,7 @@ class GCROptions(Options):
 
     candidates: int | None = None
     """Samples of a task, at random, that its coreset is chosen from: the size of a reservoir; None
-    takes as many as the memory holds."""
+    takes twice as many as the memory holds, as those that are got wrong do not count."""
     weight_ridge: float = 0.5
     """Price of large weights in the coreset."""
 

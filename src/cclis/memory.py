@@ -51,8 +51,8 @@ class Memory:
     def replayed(self, passed: Tensor) -> Tensor:
         """Of how many of the stream's samples replay draws when so many have passed by, (N,).
 
-        Of all that are held; beside what was there before, only so many that they make up the share
-        which they would have of a reservoir of all tasks.
+        At most of as many as the memory keeps; beside what was there before, at most of so many
+        that they have the share which a reservoir of all tasks would give them.
         """
         held = passed.clamp(max=min(self.capacity, self.reservoir or self.capacity))
         if not self.reservoir or not self.before:
@@ -154,6 +154,8 @@ class Memory:
             count = len(state["labels"])
             raise InputError(f"{count} samples do not fit a memory of {self.capacity}")
         self._take(ImageSet(state["images"], state["labels"]), state["proposal"], extras)
+        if self.reservoir and self.before and not self.past:
+            raise InputError("an earlier cclis kept this memory and did not count what passed by")
 
     def _kept(self, name: str) -> Tensor:
         return self._rows[name][: self._count]

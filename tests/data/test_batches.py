@@ -137,7 +137,7 @@ def test_a_mix_beside_a_stream_passes_through_the_task_once():
 def test_only_what_is_kept_by_then_is_drawn_and_none_twice(seen, capacity, task, each, replays):
     how = Mix(task, each * replays, 5)
     kept = [min(capacity, seen + step * task) for step in range(5)]
-    rows = draw_beside(torch.tensor(kept), how, replays, generator())
+    rows = draw_beside(torch.tensor(kept), capacity, how, replays, generator())
     assert rows.shape == (5, each * replays)
     for count, row in zip(kept, rows, strict=True):
         for part in row.view(replays, each).tolist():
@@ -148,6 +148,6 @@ def test_only_what_is_kept_by_then_is_drawn_and_none_twice(seen, capacity, task,
 def test_every_kept_sample_is_drawn_as_often():
     how = Mix(4, 10, 4000)
     kept = torch.full((4000,), 20)
-    counts = draw_beside(kept, how, 2, generator()).flatten().bincount(minlength=20)
+    counts = draw_beside(kept, 20, how, 2, generator()).flatten().bincount(minlength=20)
     # 2000 each; a deviation of 150 is beyond four standard deviations.
     assert int((counts - 2000).abs().max()) < 150

@@ -261,8 +261,11 @@ def test_what_weighs_nothing_is_kept_only_where_there_is_too_little_else() -> No
     visible.extras["weight"][[4, 5, 6, 7, 8, 9]] = 0
     kept = gcr.keep(visible, 8, torch.Generator().manual_seed(5))
     assert sorted(kept.indices.tolist()[:4]) == [0, 1, 2, 3]
-    assert len([row for row in kept.indices.tolist() if row >= 6]) == 4
+    assert {10, 11} < set(kept.indices.tolist()[4:])
     assert bool((kept.extras["weight"] > 0).all())
+    visible.extras["weight"][:] = 0
+    kept = gcr.keep(visible, 8, torch.Generator().manual_seed(5))
+    assert kept.extras["weight"].tolist() == [1] * 8
 
 
 def test_the_gradients_to_match_are_those_of_what_is_replayed() -> None:
@@ -277,6 +280,12 @@ def test_the_gradients_to_match_are_those_of_what_is_replayed() -> None:
         weight, bias = torch.autograd.grad(loss, list(gcr.network.classifier.parameters()))
         expected = torch.cat([weight, bias[:, None]], dim=1).flatten()
         torch.testing.assert_close(found[row], expected)
+
+
+def test_there_are_twice_as_many_candidates_as_the_memory_holds() -> None:
+    assert trainer("gcr", memory=30).memory.reservoir == 60
+    assert trainer("gcr", memory=30, candidates=7).memory.reservoir == 7
+    assert trainer("gcr", memory=0).memory.reservoir == 0
 
 
 def test_a_reservoir_of_the_task_is_replayed_and_chosen_from(monkeypatch) -> None:

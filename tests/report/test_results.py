@@ -106,8 +106,9 @@ def varied() -> dict[str, object]:
 def test_runs_with_other_settings_than_their_recipe_have_a_table_of_their_own() -> None:
     both = [result(0, 70.0), varied()]
     assert "57.50" not in results_table(both)
+    assert "57.50" in results_table([varied()], varied=True)
     lines = variations_table(both).splitlines()
-    start = "| seq-cifar10 | 200 | cclis | selection random, distillation false |"
+    start = "| seq-cifar10 | 200 | selection random, distillation false |"
     assert lines[2] == f"{start} *the paper* | *56.43 ± 1.54* | – | – | – |  |"
     assert lines[3].startswith(f"{start} linear | 57.50 |")
     assert len(lines) == 5

@@ -60,7 +60,9 @@ def mix_beside(task: int, batch_size: int, replayed: int) -> Mix:
     return Mix(batch, replayed, -(-task // batch))
 
 
-def draw_beside(kept: Tensor, how: Mix, replays: int, generator: torch.Generator) -> Tensor:
+def draw_beside(
+    kept: Tensor, most: int, how: Mix, replays: int, generator: torch.Generator
+) -> Tensor:
     """Indices into a memory that a stream fills, a row for every batch: (steps, replayed).
 
     Each of a batch's `replays` parts is drawn without replacement from what is kept by then, and
@@ -68,12 +70,13 @@ def draw_beside(kept: Tensor, how: Mix, replays: int, generator: torch.Generator
 
     Args:
         kept: From how many samples every batch draws, int64 (steps,).
+        most: How many there can be.
         how: The mix.
         replays: Into how many parts the replayed samples of a batch fall.
         generator: Source of randomness, on the CPU.
     """
     each = how.replay // replays
-    keys = torch.rand(how.steps, replays, max(1, int(kept.max())), generator=generator)
+    keys = torch.rand(how.steps, replays, max(1, most), generator=generator)
     keys = keys.masked_fill(torch.arange(keys.shape[2]) >= kept[:, None, None], -1.0)
     order = keys.topk(min(each, keys.shape[2]), dim=2).indices
     place = torch.arange(each) % kept.clamp(1, each)[:, None]

@@ -116,12 +116,13 @@ class Replay:
             return of_task, self._tasks.argsort(stable=True).expand(how.steps, -1), nowhere
         chance, replays = self.generators["replay"], self._method.replays
         if not self._method.streams:
-            kept = torch.full((how.steps,), len(self._memory))
-            return of_task, self._here(draw_beside(kept, how, replays, chance)), nowhere
+            most = len(self._memory)
+            kept = torch.full((how.steps,), most)
+            return of_task, self._here(draw_beside(kept, most, how, replays, chance)), nowhere
         seen, before = self._memory.seen - done * how.task, self._memory.before
         passed = seen + how.task * torch.arange(how.steps)
-        kept = before + self._memory.replayed(passed)
-        of_memory = self._here(draw_beside(kept, how, replays, chance))
+        kept, most = before + self._memory.replayed(passed), before + self._memory.capacity
+        of_memory = self._here(draw_beside(kept, most, how, replays, chance))
         room = self._memory.reservoir or self._memory.capacity
         slots = torch.stack(
             [

@@ -19,8 +19,8 @@ class GCR(DarkReplay[GCRConfig]):
     """Replay as in DER++, of weighted samples whose gradients add up to those of all candidates.
 
     Candidates are the coreset so far and a reservoir of the task, both with the logits of the
-    moment when they were stored. Of both is replayed. As the authors' code does, a sample that the
-    network gets wrong as it passes by weighs nothing, unless there is one epoch alone.
+    moment when they were stored. Of both is replayed. A sample that the network gets wrong as it
+    passes by weighs nothing, unless it passes by only once; the authors' code does not take it in.
     """
 
     streams = True
@@ -29,7 +29,7 @@ class GCR(DarkReplay[GCRConfig]):
 
     def __init__(self, config: GCRConfig, network: ClassifierNetwork):
         super().__init__(config, network)
-        self.reservoir = config.memory if config.candidates is None else config.candidates
+        self.reservoir = config.candidates or 2 * config.memory
 
     def blank_extras(self, count: int) -> dict[str, Tensor]:
         """Logits and weights of nothing."""
@@ -44,8 +44,8 @@ class GCR(DarkReplay[GCRConfig]):
         distance = weighted_mean(squared.mean(dim=1), matched.extras["weight"])
         labels = weighted_mean(cost, labelled.extras["weight"])
         new = batch.part(0).labels
-        right = (logits.argmax(dim=1) == new) | (self.config.epochs == 1)
-        batch.keep["weight"] = right.float()
+        once = max(self.config.epochs, self.config.first_epochs or 1) == 1
+        batch.keep["weight"] = ((logits.argmax(dim=1) == new) | once).float()
         return {
             "cross_entropy": F.cross_entropy(logits, new),
             "logits": self.config.logit_weight * distance,
@@ -53,23 +53,17 @@ class GCR(DarkReplay[GCRConfig]):
         }
 
     def keep(self, visible: Visible, capacity: int, generator: torch.Generator) -> Kept:
-        """Class by class a weighted coreset of the candidates.
-
-        Those that weigh nothing are left out where there are enough others.
-        """
+        """Class by class a weighted coreset of the candidates."""
         features = visible.represent(augmented=False).features.float()
         stored, before = visible.extras["logits"], visible.extras["weight"]
         counts = visible.labels.bincount(minlength=self.seen).cpu()
         shares = quotas(counts, capacity, generator=generator).tolist()
         indices, weights = [], []
         for label, quota in enumerate(shares):
-            of_class = visible.labels == label
-            good = of_class & (before > 0)
-            enough = int(good.sum()) >= quota
-            rows = (good if enough else of_class).nonzero()[:, 0]
+            rows = (visible.labels == label).nonzero()[:, 0]
+            rows = rows[(before[rows] == 0).argsort(stable=True)]
             gradients = self._gradients(features[rows], stored[rows], label)
-            stands_for = before[rows] if enough else torch.ones_like(before[rows])
-            chosen, weight = self._coreset(gradients, stands_for, quota)
+            chosen, weight = self._coreset(gradients, before[rows], quota)
             indices.append(rows[chosen])
             weights.append(weight)
         kept = torch.cat(indices)
@@ -92,12 +86,13 @@ class GCR(DarkReplay[GCRConfig]):
     def _coreset(self, gradients: Tensor, before: Tensor, quota: int) -> tuple[Tensor, Tensor]:
         """At most `quota` rows of one class, and weights under which their gradient points where
         that of all rows does with the weights they had before (Eq. 4); 1 on average, as every
-        class counts alike."""
+        class counts alike. Rows that weigh nothing come last."""
+        some = before > 0
         target, ridge = before @ gradients, self.config.weight_ridge
-        chosen, weight = matching_pursuit(gradients, target, quota, ridge=ridge)
+        chosen, weight = matching_pursuit(gradients[some], target, quota, ridge=ridge)
         # Where fewer suffice, others fill the room; each stands for itself alone.
         rest = torch.ones_like(before).index_fill(0, chosen, 0).nonzero()[:, 0]
         more = rest[: quota - len(chosen)]
-        weights = torch.cat([weight, before[more]])
+        weights = torch.cat([weight, before.where(some, 1)[more]])
         mean = weights.sum() / max(1, len(weights))
         return torch.cat([chosen, more]), weights / mean.clamp_min(torch.finfo(mean.dtype).tiny)

@@ -3,7 +3,7 @@
     python -m cclis.report.results results README.md docs/results.md
 
 replaces what stands between `<!-- NAME -->` and `<!-- /NAME -->` in each file, for the tables
-`results`, `summary`, `variations`, `sorted`, `order`, `lambda`, `alone`, `heads`, `speed`,
+`results`, `summary`, `variations`, `sorted`, `gcr`, `order`, `lambda`, `alone`, `heads`, `speed`,
 `compiling`, `methods`, `mammoth` and `reliability`.
 """
 
@@ -43,10 +43,16 @@ ANYWHERE = {
 """Settings that make no other row."""
 
 
-def results_table(results: Sequence[Result]) -> str:
-    """A row for every benchmark, memory, method and head, after what was published."""
+def results_table(results: Sequence[Result], *, varied: bool = False) -> str:
+    """A row for every benchmark, memory, method and head, after what was published.
+
+    Args:
+        results: Of runs.
+        varied: Whether those with other settings than their recipe's count.
+    """
     rows = []
-    for (benchmark, method, memory), runs in _rows([run for run in results if not variation(run)]):
+    counted = [run for run in results if varied or not variation(run)]
+    for (benchmark, method, memory), runs in _rows(counted):
         elsewhere = rows_elsewhere(benchmark, memory, method)
         published = {PAPER: paper_row(benchmark, memory, method), **elsewhere}
         rows += [[benchmark, str(memory), method, *row] for row in _by_head(published, runs)]
@@ -79,9 +85,8 @@ def variations_table(results: Sequence[Result]) -> str:
     for what, same in sorted(varied.items()):
         for (benchmark, method, memory), runs in _rows(same):
             published = {PAPER: paper_row(benchmark, memory, method, what)}
-            row_of = [benchmark, str(memory), method, what]
-            rows += [[*row_of, *row] for row in _by_head(published, runs)]
-    return markdown(("benchmark", "memory", "method", "changed", "head", *SCORES, "runs"), rows)
+            rows += [[benchmark, str(memory), what, *row] for row in _by_head(published, runs)]
+    return markdown(("benchmark", "memory", "changed", "head", *SCORES, "runs"), rows)
 
 
 def alone_table(results: Sequence[Result]) -> str:
@@ -262,6 +267,7 @@ def tables(folder: Path) -> dict[str, str]:
         "order": differing_table(read_results(folder / "class-order")),
         "lambda": differing_table(read_results(folder / "lambda")),
         "sorted": results_table(read_results(folder / "sorted-classes")),
+        "gcr": results_table(read_results(folder / "gcr-before"), varied=True),
         "heads": heads_table(read_results(folder / "heads")),
         "speed": speed_table(read_results(folder / "speed")),
         "compiling": compiling_table(read_results(folder / "compiling")),
