@@ -48,7 +48,7 @@ def test_cclis_learns_digits_without_forgetting(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("method", "least"),
     [
-        *[("co2l", 85), ("der", 75), ("derpp", 75), ("er", 75), ("gcr", 75), ("gem", 70)],
+        *[("co2l", 85), ("der", 75), ("derpp", 75), ("er", 75), ("gcr", 80), ("gem", 70)],
         *[("gss", 75), ("icarl", 85), ("joint", 95)],
     ],
 )
@@ -57,6 +57,9 @@ def test_every_baseline_learns_digits_better_than_fine_tuning(
 ) -> None:
     memory = 0 if method == "joint" else 100
     settings = read_yaml(recipe_path(f"split-digits/{method}-{memory}"))
+    if method == "gcr":
+        # By five epochs it got too little right to choose from: another CPU's rounding decides.
+        settings["epochs"] = 15
     config = make_config(settings.pop("method"), {**settings, "output": str(tmp_path / "run")})
     done = train(config)
     # Fine-tuning ends at 20 %: the last task alone.

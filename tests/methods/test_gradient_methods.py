@@ -242,14 +242,17 @@ def test_the_coreset_is_balanced_weighted_and_has_the_logits_of_before() -> None
     assert torch.equal(kept.extras["logits"], visible.extras["logits"][kept.indices])
 
 
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_what_gcr_gets_wrong_as_it_passes_by_weighs_nothing(epochs: int) -> None:
-    gcr = method("gcr", epochs=epochs)
+@pytest.mark.parametrize(("first_epochs", "epochs"), [(None, 1), (1, 1), (None, 2), (2, 1), (1, 2)])
+def test_what_gcr_gets_wrong_as_it_passes_by_weighs_nothing(
+    first_epochs: int | None, epochs: int
+) -> None:
+    gcr = method("gcr", first_epochs=first_epochs, epochs=epochs)
     some = batch((40, 3, 3), logits=torch.zeros(6, 6), weight=torch.ones(6))
     gcr.losses(some)
     right = some.keep["logits"].argmax(dim=1) == some.labels[:40]
     assert 0 < int(right.sum()) < 40
-    expected = right.float() if epochs > 1 else torch.ones(40)
+    often = 2 in (first_epochs, epochs)
+    expected = right.float() if often else torch.ones(40)
     assert torch.equal(some.keep["weight"], expected)
 
 
