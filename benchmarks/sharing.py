@@ -117,7 +117,8 @@ def main() -> None:
             )
     device = device_name(torch.device("cpu" if quick else "cuda"))
     result = {"method": arguments.method, "mps": arguments.mps, "rows": rows}
-    write_summary(arguments.out, device, result, "-mps" * arguments.mps)
+    suffix = f"-{arguments.method}{'-mps' * arguments.mps}"
+    write_summary(arguments.out, device, result, suffix)
 
 
 if __name__ == "__main__":

@@ -395,8 +395,8 @@ class GCROptions(Options):
     """The method gcr."""
 
     candidates: int | None = None
-    """Samples of a task, at random, that its coreset is chosen from: the size of a reservoir; None
-    takes twice as many as the memory holds, as those that are got wrong do not count."""
+    """Samples of a task, at random, that its coreset is chosen from: the size of a reservoir
+    [default: as many as the memory holds]. The more there are, the more the coreset weighs."""
     weight_ridge: float = 0.5
     """Price of large weights in the coreset."""
 

@@ -21,6 +21,7 @@ class GCR(DarkReplay[GCRConfig]):
     Candidates are the coreset so far and a reservoir of the task, both with the logits of the
     moment when they were stored. Of both is replayed. A sample that the network gets wrong as it
     passes by weighs nothing, unless it passes by only once; the authors' code does not take it in.
+    Left out is the supervised contrast of replayed samples, which is optional in that code.
     """
 
     streams = True
@@ -29,7 +30,7 @@ class GCR(DarkReplay[GCRConfig]):
 
     def __init__(self, config: GCRConfig, network: ClassifierNetwork):
         super().__init__(config, network)
-        self.reservoir = config.candidates or 2 * config.memory
+        self.reservoir = config.candidates or config.memory
 
     def blank_extras(self, count: int) -> dict[str, Tensor]:
         """Logits and weights of nothing."""
@@ -85,14 +86,17 @@ class GCR(DarkReplay[GCRConfig]):
 
     def _coreset(self, gradients: Tensor, before: Tensor, quota: int) -> tuple[Tensor, Tensor]:
         """At most `quota` rows of one class, and weights under which their gradient points where
-        that of all rows does with the weights they had before (Eq. 4); 1 on average, as every
-        class counts alike. Rows that weigh nothing come last."""
+        that of all rows does with the weights they had before (Eq. 4). Together they weigh as much
+        as all rows did: what is kept of a class stands for all of it, the fewer the more each.
+        Rows that weigh nothing come last; each of them counts, and is kept, as one."""
         some = before > 0
+        each = before.where(some, 1)
         target, ridge = before @ gradients, self.config.weight_ridge
         chosen, weight = matching_pursuit(gradients[some], target, quota, ridge=ridge)
-        # Where fewer suffice, others fill the room; each stands for itself alone.
+        # Where fewer suffice, others fill the room.
         rest = torch.ones_like(before).index_fill(0, chosen, 0).nonzero()[:, 0]
         more = rest[: quota - len(chosen)]
-        weights = torch.cat([weight, before.where(some, 1)[more]])
-        mean = weights.sum() / max(1, len(weights))
-        return torch.cat([chosen, more]), weights / mean.clamp_min(torch.finfo(mean.dtype).tiny)
+        weights = torch.cat([weight, each[more]])
+        # The ridge has shrunk them, to a tenth where a class is learned well.
+        left = weights.sum().clamp_min(torch.finfo(weights.dtype).tiny)
+        return torch.cat([chosen, more]), weights * (each.sum() / left)

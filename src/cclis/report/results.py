@@ -3,8 +3,8 @@
     python -m cclis.report.results results README.md docs/results.md
 
 replaces what stands between `<!-- NAME -->` and `<!-- /NAME -->` in each file, for the tables
-`results`, `summary`, `variations`, `sorted`, `gcr`, `order`, `lambda`, `alone`, `heads`, `speed`,
-`compiling`, `methods`, `mammoth` and `reliability`.
+`results`, `summary`, `variations`, `sorted`, `order`, `lambda`, `gcr`, `alone`, `heads`, `speed`,
+`compiling`, `methods`, `parts`, `sharing`, `mammoth` and `reliability`.
 """
 
 from __future__ import annotations
@@ -43,16 +43,10 @@ ANYWHERE = {
 """Settings that make no other row."""
 
 
-def results_table(results: Sequence[Result], *, varied: bool = False) -> str:
-    """A row for every benchmark, memory, method and head, after what was published.
-
-    Args:
-        results: Of runs.
-        varied: Whether those with other settings than their recipe's count.
-    """
+def results_table(results: Sequence[Result]) -> str:
+    """A row for every benchmark, memory, method and head, after what was published."""
     rows = []
-    counted = [run for run in results if varied or not variation(run)]
-    for (benchmark, method, memory), runs in _rows(counted):
+    for (benchmark, method, memory), runs in _rows([r for r in results if not variation(r)]):
         elsewhere = rows_elsewhere(benchmark, memory, method)
         published = {PAPER: paper_row(benchmark, memory, method), **elsewhere}
         rows += [[benchmark, str(memory), method, *row] for row in _by_head(published, runs)]
@@ -192,6 +186,39 @@ def methods_table(found: Sequence[Result]) -> str:
     return markdown(("method", "a run", "× ER", "its last task", "device"), rows)
 
 
+def parts_table(found: Sequence[Result]) -> str:
+    """Batches replayed apart: in one pass through the network, and one after another."""
+    rows = [
+        [
+            f"{machine['parts']} of {machine['batch']} images",
+            f"{1e3 * machine['several_seconds']:.2f} ms",
+            f"{1e3 * machine['one_pass_seconds']:.2f} ms",
+            f"{machine['ratio']:.2f}",
+            machine["device"],
+        ]
+        for machine in found
+    ]
+    return markdown(("batches", "one by one", "in one pass", "ratio", "device"), rows)
+
+
+def sharing_table(found: Sequence[Result]) -> str:
+    """What several runs make of one GPU together."""
+    rows = [
+        [
+            machine["method"],
+            "side by side" if machine["mps"] else "in turns",
+            str(row["runs"]),
+            f"{row['images_per_second']:,.0f}",
+            f"{row['images_per_second'] / machine['rows'][0]['images_per_second']:.2f}",
+            machine["device"],
+        ]
+        for machine in found
+        for row in machine["rows"]
+    ]
+    columns = ("method", "kernels", "runs", "images/s together", "× the first", "device")
+    return markdown(columns, rows)
+
+
 def mammoth_table(found: Sequence[Result]) -> str:
     """What the baselines reach on split-digits, and what Mammoth's code does."""
     rows = []
@@ -266,12 +293,14 @@ def tables(folder: Path) -> dict[str, str]:
         "alone": alone_table(results),
         "order": differing_table(read_results(folder / "class-order")),
         "lambda": differing_table(read_results(folder / "lambda")),
+        "gcr": differing_table(read_results(folder / "gcr-weights")),
         "sorted": results_table(read_results(folder / "sorted-classes")),
-        "gcr": results_table(read_results(folder / "gcr-before"), varied=True),
         "heads": heads_table(read_results(folder / "heads")),
         "speed": speed_table(read_results(folder / "speed")),
         "compiling": compiling_table(read_results(folder / "compiling")),
         "methods": methods_table(read_results(folder / "speed-methods")),
+        "parts": parts_table(read_results(folder / "speed-parts")),
+        "sharing": sharing_table(read_results(folder / "sharing")),
         "mammoth": mammoth_table(read_results(folder / "mammoth")),
         "reliability": reliability_table(folder),
     }
