@@ -328,16 +328,62 @@ def test_a_reservoir_of_the_task_is_replayed_and_chosen_from(monkeypatch) -> Non
         assert sum(shares[part]) / 5 == pytest.approx(sum(expected[part]) / 5, abs=0.06)
 
 
+def agreement(gradients: Tensor, weights: Tensor, target: Tensor) -> float:
+    return float(F.cosine_similarity(weights @ gradients, target, dim=0))
+
+
 def test_the_coresets_gradient_points_where_that_of_all_does() -> None:
     gcr = gcr_of(64, 4, 2)
     chance = torch.Generator().manual_seed(6)
     features = torch.randn(60, 64, generator=chance).relu()
     gradients = gcr._gradients(features, torch.randn(60, 4, generator=chance), 0)
-    chosen, weight = gcr._coreset(gradients, torch.ones(60), 6)
-    mean = gradients.mean(dim=0)
-
-    def agreement(rows: Tensor, weights: Tensor) -> float:
-        return float(F.cosine_similarity(weights @ gradients[rows], mean, dim=0))
-
+    before = 3 * torch.rand(60, generator=chance)
+    target = before @ gradients
+    chosen, weight = gcr._coreset(gradients, before, 6)
+    reached = agreement(gradients[chosen], weight, target)
+    assert reached > agreement(gradients[chosen], torch.ones(6), target)
     random = [torch.randperm(60, generator=torch.Generator().manual_seed(s))[:6] for s in range(50)]
-    assert agreement(chosen, weight) > max(agreement(rows, torch.ones(6)) for rows in random)
+    assert reached > max(agreement(gradients[rows], before[rows], target) for rows in random)
+
+
+def test_weights_of_a_coreset_are_those_of_the_ridge_scaled_to_what_all_weighed() -> None:
+    # Orthogonal: min |t - Σ w g|² + λ|w|² has w = b |g|² / (|g|² + λ), b the weights before.
+    gcr = gcr_of(2, 2, 2)
+    norms, before = torch.tensor([1.0, 2.0, 0.1, 0.5]), torch.tensor([1.0, 2.0, 1.0, 4.0])
+    chosen, weight = gcr._coreset(torch.diag(norms), before, 3)
+    assert chosen.tolist() == [1, 0, 3]
+    fitted = (before * norms**2 / (norms**2 + gcr.config.weight_ridge))[chosen]
+    torch.testing.assert_close(weight, fitted * 8 / fitted.sum())
+
+
+def test_what_was_got_wrong_does_not_say_where_to() -> None:
+    gcr = gcr_of(2, 2, 2)
+    right, wrong = [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]], [[-1.0, 0.0]] * 6
+    before = torch.tensor([1.0] * 4 + [0.0] * 6)
+    chosen, weight = gcr._coreset(torch.tensor(right + wrong), before, 2)
+    assert sorted(row // 2 for row in chosen.tolist()) == [0, 1]
+    assert weight.tolist() == pytest.approx([5, 5])
+
+
+def test_where_a_few_suffice_the_others_that_are_kept_stand_for_themselves() -> None:
+    gcr = gcr_of(2, 2, 2)
+    # The second row is against the sum of all: it is kept, as there is room, and not more.
+    gradients = torch.tensor([[1.0, 0.0], [-0.1, 0.0], [1.0, 0.0]])
+    chosen, weight = gcr._coreset(gradients[:2], torch.tensor([3.0, 1.0]), 1)
+    assert chosen.tolist() == [0]
+    assert weight.tolist() == pytest.approx([4])
+    wrong = torch.tensor([5.0, 2.0, 0.0])
+    chosen, weight = gcr._coreset(gradients, wrong, 2)
+    assert chosen.tolist() == [0, 1]
+    assert weight.tolist() == pytest.approx([6, 2])
+
+
+def test_a_class_that_fits_is_kept_as_it_is() -> None:
+    gcr = gcr_of(2, 2, 2)
+    gradients = torch.rand(4, 2, generator=torch.Generator().manual_seed(2))
+    chosen, weight = gcr._coreset(gradients, torch.tensor([2.0, 0.5, 0.0, 1.0]), 4)
+    assert chosen.tolist() == [0, 1, 2, 3]
+    assert weight.tolist() == [2, 0.5, 1, 1]
+    for none in (gradients, gradients[:0]):
+        chosen, weight = gcr._coreset(none, torch.ones(len(none)), 0)
+        assert len(chosen) == len(weight) == 0

@@ -19,9 +19,11 @@ class GCR(DarkReplay[GCRConfig]):
     """Replay as in DER++, of weighted samples whose gradients add up to those of all candidates.
 
     Candidates are the coreset so far and a reservoir of the task, both with the logits of the
-    moment when they were stored. Of both is replayed. A sample that the network gets wrong as it
-    passes by weighs nothing, unless it passes by only once; the authors' code does not take it in.
-    Left out is the supervised contrast of replayed samples, which is optional in that code.
+    moment when they were stored. Of both is replayed: new samples have the share of draws that they
+    would have in a reservoir of all tasks, and one of the coreset weighs as many of them as it
+    stands for. A sample that the network gets wrong as it passes by weighs nothing before the task
+    ends, unless it passes by only once; the authors' code does not take it in. Left out is the
+    supervised contrast of replayed samples, which is optional in that code.
     """
 
     streams = True
@@ -85,18 +87,20 @@ class GCR(DarkReplay[GCRConfig]):
         return (error[:, :, None] * F.pad(features, (0, 1), value=1.0)[:, None, :]).flatten(1)
 
     def _coreset(self, gradients: Tensor, before: Tensor, quota: int) -> tuple[Tensor, Tensor]:
-        """At most `quota` rows of one class, and weights under which their gradient points where
-        that of all rows does with the weights they had before (Eq. 4). Together they weigh as much
-        as all rows did: what is kept of a class stands for all of it, the fewer the more each.
-        Rows that weigh nothing come last; each of them counts, and is kept, as one."""
+        """At most `quota` rows of one class, and their weights: all as they are where they fit,
+        otherwise some whose gradient points where that of all does with the weights they had before
+        (Eq. 4). Together they weigh as much as all. Rows that weigh nothing come last, and count as
+        one each."""
         some = before > 0
         each = before.where(some, 1)
+        if quota >= len(before):
+            return torch.arange(len(before), device=before.device), each
         target, ridge = before @ gradients, self.config.weight_ridge
         chosen, weight = matching_pursuit(gradients[some], target, quota, ridge=ridge)
-        # Where fewer suffice, others fill the room.
+        # Where fewer suffice, others fill the room; each stands for itself alone.
         rest = torch.ones_like(before).index_fill(0, chosen, 0).nonzero()[:, 0]
         more = rest[: quota - len(chosen)]
+        # The ridge has shrunk the weights, the more the better a class is learned.
+        weight = weight * ((each.sum() - each[more].sum()) / weight.sum())
         weights = torch.cat([weight, each[more]])
-        # The ridge has shrunk them, to a tenth where a class is learned well.
-        left = weights.sum().clamp_min(torch.finfo(weights.dtype).tiny)
-        return torch.cat([chosen, more]), weights * (each.sum() / left)
+        return torch.cat([chosen, more]), weights * (each.sum() / weights.sum())
