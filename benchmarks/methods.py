@@ -3,11 +3,11 @@
     python benchmarks/methods.py [--quick] [--methods er gss ...] [--out results/speed-methods]
 
 Each method learns five tasks of random 32×32 images with its own batch size, a part of each task
-and a few epochs of it. All but a task's first epoch are timed, so without compiling and recording.
-What a task costs is all steps of the method's recipe over a whole task, and the choice of what to
-keep, as long as it took after the last; a run is its five tasks. The last is the dearest: a full
-memory, a teacher where the method has one, and for GEM the most past tasks. Prints, and writes what
-was asked for as JSON.
+and a few epochs of it. All but a task's first epoch are timed, so without compiling and recording,
+and the median counts. What a task costs is all steps of the method's recipe over a whole task, and
+the choice of what to keep, as long as it took after the last; a run is its five tasks. The last is
+the dearest: a full memory, a teacher where the method has one, and for GEM the most past tasks.
+Prints, and writes what was asked for as JSON.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -32,6 +34,7 @@ TASK = 10_000
 TASKS = 5
 PART = 4096
 """Images of a task that are learned here."""
+EPOCHS = 4
 
 
 def images_of(count: int, first: int) -> ImageSet:
@@ -40,14 +43,14 @@ def images_of(count: int, first: int) -> ImageSet:
     return ImageSet(images, torch.arange(count) % 2 + first)
 
 
-def cost(method: str, count: int, epochs: int, width: int) -> dict[str, Any]:
+def cost(method: str, count: int, width: int) -> dict[str, Any]:
     """Images of the last task a second, and the seconds of each task, its selection and a run."""
     memory = 200 if keeps_samples(method) else 0
     settings = recipe_settings("seq-cifar10", method, memory)
     whole = int(settings.get("epochs", 50))
     first = int(settings.get("first_epochs") or whole)
     settings |= {"method": method, "memory": memory, "width": width}
-    settings |= {"epochs": epochs, "first_epochs": None}
+    settings |= {"epochs": EPOCHS, "first_epochs": None}
     config = make_config(settings.pop("method"), settings)
     trainer = Trainer(config, (32, 32, 3), 2 * TASKS)
     training = []
@@ -63,10 +66,10 @@ def cost(method: str, count: int, epochs: int, width: int) -> dict[str, Any]:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         # The first epoch compiles, warms up and records.
-        (begun, started), (done, ended) = ends[0], ends[-1]
-        an_epoch = steps * (ended - started) / (done - begun)
+        each = [(then - t) / (n - m) for (m, t), (n, then) in pairwise(ends)]
+        an_epoch = steps * median(each)
         training.append((whole if task else first) * an_epoch)
-    selection = (time.perf_counter() - ended) * TASK / count
+    selection = (time.perf_counter() - ends[-1][1]) * TASK / count
     seconds = [of_task + selection for of_task in training]
     return {
         "images_per_second": TASK / an_epoch,
@@ -82,13 +85,15 @@ def main() -> None:
     parser.add_argument(
         "--methods", nargs="+", choices=METHODS, default=list(METHODS), help="beside er"
     )
-    parser.add_argument("--out", type=Path, default=Path("results/speed-methods"))
+    parser.add_argument(
+        "--out", type=Path, default=Path("results/speed-methods"), help="folder to write into"
+    )
     arguments = parser.parse_args()
     small = arguments.quick or not torch.cuda.is_available()
-    count, epochs, width = (256, 2, 8) if small else (PART, 3, 64)
+    count, width = (256, 8) if small else (PART, 64)
     found = {}
     for method in dict.fromkeys(["er", *arguments.methods]):
-        found[method] = cost(method, count, epochs, width)
+        found[method] = cost(method, count, width)
         print(json.dumps({method: found[method]}), flush=True)
     for method, numbers in found.items():
         numbers["times_er"] = numbers["run_seconds"] / found["er"]["run_seconds"]

@@ -14,6 +14,7 @@ from PIL import Image
 
 import cclis
 from cclis.cli import main
+from cclis.config import CONFIGS
 from tests.conftest import QUICK, quick
 
 FLAGS = [f"--{name}={value}" for name, value in QUICK.items()]
@@ -265,6 +266,7 @@ def test_benchmarks_and_data_list_what_there_is(capsys, real_cifar: Path) -> Non
     shown = capsys.readouterr().out
     for name in ("split-digits", "seq-cifar10", "seq-cifar100", "seq-tinyimagenet", "finetune"):
         assert name in shown
+    assert f"methods: {', '.join(CONFIGS)}" in " ".join(shown.split())
     assert main(["data", "--data", str(real_cifar)]) == 0
     shown = capsys.readouterr().out
     assert shown.count("present") == 3

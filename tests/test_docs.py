@@ -12,11 +12,15 @@ from typing import Any
 import pytest
 import torch
 
+from cclis import config as config_module
 from cclis import load_benchmark
-from cclis.config import CONFIGS, make_config
+from cclis.cli import main
+from cclis.config import CONFIGS, TuneOptions, make_config
 from cclis.engine.trainer import Trainer
 from cclis.experiment import train
 from cclis.methods import METHODS
+from cclis.runs import Run
+from cclis.tune.space import space_of
 from tests.conftest import QUICK, state_after
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,21 +37,44 @@ def test_there_are_promises() -> None:
     assert len(PROMISES) > 30
 
 
-def test_the_method_of_the_page_on_adding_methods_works(monkeypatch, tmp_path: Path) -> None:
+def imported(name: str, text: str, folder: Path, monkeypatch: Any) -> Any:
+    """A module of this text."""
+    file = folder / f"{name}.py"
+    file.write_text(text)
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_method_of_the_page_on_adding_methods_works(
+    monkeypatch, tmp_path: Path, capsys
+) -> None:
     page = (ROOT / "docs" / "add-a-method.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(blocks) == 3
     # Put back afterwards what the page adds.
     for known in (CONFIGS, METHODS):
         monkeypatch.setitem(known, "lwf", None)
-    file = tmp_path / "lwf.py"
-    file.write_text("\n".join(blocks))
-    spec = importlib.util.spec_from_file_location("lwf", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "lwf", module)
-    spec.loader.exec_module(module)
+    settings_of, method_and_lists = blocks[0], "\n".join(blocks[1:])
+    module = imported("lwf_settings", settings_of, tmp_path, monkeypatch)
+    monkeypatch.setattr(config_module, "LwFConfig", module.LwFConfig, raising=False)
+    imported("lwf", method_and_lists, tmp_path, monkeypatch)
+
+    with monkeypatch.context() as there:
+        there.chdir(tmp_path)
+        flags = ("--method", "lwf", "--distill_weight", "0.5", "--epochs", "1")
+        assert main(["train", *flags, "--limit", "10", "--output", "by-command"]) == 0
+        assert Run.open("by-command").config.to_dict()["distill_weight"] == 0.5
+        assert main(["train", *flags, "--distil_weight", "2"]) == 2
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main(["train", "--method", "lwf", "--help"])
+    assert "T of the distillation" in capsys.readouterr().out
+    assert space_of(make_config("lwf", {}), TuneOptions(), ()).keys() == {"learning_rate"}
 
     settings = {"epochs": 10, "momentum": 0.9, "padding": 1, "flip": 0.0, "learning_rate": 0.1}
     config = make_config("lwf", {**settings, "output": str(tmp_path / "run")})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import inspect
 import os
 import re
 import sys
@@ -19,22 +20,14 @@ from cclis import __version__
 from cclis.config import (
     CONFIGS,
     AugmentationOptions,
-    CCLISOptions,
-    Co2LOptions,
     Config,
-    DEROptions,
-    DERPPOptions,
-    EmbeddingOptions,
     EvaluationOptions,
-    GCROptions,
-    GEMOptions,
     MeansOptions,
-    MixOptions,
     NetworkOptions,
+    Options,
     ProbeOptions,
     RunOptions,
     StreamOptions,
-    StreamReplayOptions,
     TrainingOptions,
     TuneOptions,
     config_class,
@@ -93,24 +86,9 @@ class Parser(ArgumentParser):
 
 TUNING = {"epochs": 50, "first_epochs": None, "validation": 0.1}
 """What `cclis tune` has other than `cclis train`: Appendix B of the paper."""
-GROUPS: tuple[type, ...] = (
-    StreamOptions,
-    RunOptions,
-    TrainingOptions,
-    CCLISOptions,
-    Co2LOptions,
-    StreamReplayOptions,
-    DEROptions,
-    DERPPOptions,
-    GCROptions,
-    GEMOptions,
-    MixOptions,
-    NetworkOptions,
-    EmbeddingOptions,
-    AugmentationOptions,
-    ProbeOptions,
-    MeansOptions,
-)
+FIRST = (StreamOptions, RunOptions, TrainingOptions)
+LAST = (NetworkOptions, AugmentationOptions, ProbeOptions, MeansOptions)
+"""Groups of settings in the order of the help; a method's own stand between them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -209,10 +187,16 @@ def _settings_parser(kind: type[Config]) -> ArgumentParser:
         action="config",
         help="YAML file of settings, or a recipe by name; `cclis benchmarks` lists them.",
     )
-    for group in GROUPS:
-        if issubclass(kind, group):
-            parser.add_class_arguments(group)
+    for group in _groups(kind):
+        parser.add_class_arguments(group)
     return parser
+
+
+def _groups(kind: type[Config]) -> list[type]:
+    """The groups of settings that a config joins."""
+    joined = [c for c in kind.__mro__ if issubclass(c, Options) and not issubclass(c, Config)]
+    own = [c for c in joined if c not in (*FIRST, *LAST) and inspect.get_annotations(c)]
+    return [*FIRST, *own, *(c for c in LAST if c in joined)]
 
 
 def _tune_parser(arguments: list[str]) -> ArgumentParser:

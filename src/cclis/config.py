@@ -70,7 +70,7 @@ class RunOptions(Options):
     """The run itself."""
 
     method: str = "cclis"
-    """How to learn it: cclis, co2l, er, icarl, der, derpp, gcr, gem, gss, finetune, joint."""
+    """How to learn it, such as er; `cclis benchmarks` lists the names."""
     memory: int = 200
     """How many samples of past tasks may be kept."""
     seed: int = 0
@@ -395,8 +395,9 @@ class GCROptions(Options):
     """The method gcr."""
 
     candidates: int | None = None
-    """Samples of a task, at random, that its coreset is chosen from: the size of a reservoir
-    [default: as many as the memory holds]. The more there are, the more the coreset weighs."""
+    """Samples of a task, at random, that its coreset is chosen from; they are held, and replayed,
+    beside the memory until the task ends. The more there are, the more a coreset weighs [default:
+    as many as the memory holds]."""
     weight_ridge: float = 0.5
     """Price of large weights in the coreset."""
 

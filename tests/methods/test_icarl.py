@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -52,6 +53,17 @@ def test_old_exemplars_are_cut_from_the_end_and_new_ones_herded() -> None:
     assert kept[:4] == [0, 1, 3, 4]
     assert kept[4:6] == [6 + i for i in herding(features[6:15], 2).tolist()]
     assert kept[6:] == [15 + i for i in herding(features[15:], 2).tolist()]
+
+
+@pytest.mark.parametrize("room", [3, 1, 0])
+def test_with_less_room_than_classes_some_have_one_exemplar(room: int) -> None:
+    method = make()
+    method.count(2, 4)
+    labels = torch.arange(4).repeat_interleave(3)
+    features = torch.rand(12, 5, generator=torch.Generator().manual_seed(2))
+    visible = Visible(labels, lambda augmented: Representation(features, features))
+    kept = method.keep(visible, room, torch.Generator().manual_seed(0)).indices
+    assert len(kept) == len(labels[kept].unique()) == room
 
 
 def test_it_is_judged_by_the_exemplars_alone() -> None:

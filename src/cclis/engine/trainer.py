@@ -277,7 +277,8 @@ class Trainer:
             loss += f" = {' + '.join(f'{name} {value:.3f}' for name, value in terms.items())}"
         place = "GPU memory" if self.fabric.device.type == "cuda" else "memory"
         used = f"{peak_memory(self.fabric.device) / 2**30:.1f} GiB of {place} at most"
-        kept = [f"replay {len(self.memory)}/{self.memory.capacity}"] * bool(self.memory.capacity)
+        room = self.memory.capacity + self.memory.reservoir
+        kept = [f"replay {len(self.memory)}/{room}"] * bool(room)
         return "\n".join(
             " · ".join(line)
             for line in (

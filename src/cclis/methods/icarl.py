@@ -13,6 +13,7 @@ from cclis.methods.base import Batch, Kept, Visible
 from cclis.methods.classifier import ClassifierMethod
 from cclis.methods.teacher import TeacherMethod
 from cclis.nn.network import ClassifierNetwork
+from cclis.sampling import quotas
 
 
 class ICaRL(TeacherMethod[ICaRLConfig, ClassifierNetwork], ClassifierMethod[ICaRLConfig]):
@@ -44,10 +45,14 @@ class ICaRL(TeacherMethod[ICaRLConfig, ClassifierNetwork], ClassifierMethod[ICaR
 
     def keep(self, visible: Visible, capacity: int, generator: torch.Generator) -> Kept:
         """The same number of every class: the first exemplars of old ones, herding for new ones."""
-        labels, quota = visible.labels, capacity // self.seen
+        labels = visible.labels
+        shares = [capacity // self.seen] * self.seen
+        if capacity < self.seen:  # some have one
+            counts = labels.bincount(minlength=self.seen).cpu()
+            shares = quotas(counts, capacity, generator=generator).tolist()
         features = visible.represent(augmented=False).embeddings
         chosen = []
-        for label in range(self.seen):
+        for label, quota in enumerate(shares):
             of_class = (labels == label).nonzero()[:, 0]
             if label >= self.old:
                 of_class = of_class[herding(features[of_class], quota)]

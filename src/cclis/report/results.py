@@ -380,9 +380,12 @@ def _paper() -> dict[str, Any]:
 
 
 def compared_head(result: Result) -> str:
-    """The head nearest to the paper's protocol; chosen by name, never by accuracy."""
+    """The head nearest to the paper's protocol; chosen by name, never by accuracy.
+
+    What has a classifier of its own is judged by it, as in the paper.
+    """
     heads = list(result["class_il"])
-    return next((head for head in PAPER_HEADS if head in heads), heads[-1])
+    return next((head for head in ("classifier", *PAPER_HEADS) if head in heads), heads[-1])
 
 
 def _published(number: Sequence[float] | None) -> str:

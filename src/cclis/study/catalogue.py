@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cclis.config import ClassifierConfig, Config
+from cclis.config import CONFIGS, ClassifierConfig, Config
 
 Axis = Literal["memory", "distill_weight"]
 CIFAR10, CIFAR100, TINY = "seq-cifar10", "seq-cifar100", "seq-tinyimagenet"
@@ -69,6 +69,8 @@ METHODS = (
     Variant("GCR", "gcr"),
     Variant("CCLIS", "cclis"),
 )
+NAMED = {"derpp", *(variant.method for variant in METHODS)}
+OTHERS = tuple(Variant(name, name) for name in CONFIGS if name not in NAMED)
 NEITHER = {"selection": "random", "distillation": False}
 ABLATION = (
     Variant("w/o IS and PRD", settings=NEITHER),
@@ -81,12 +83,7 @@ STUDIES: dict[str, Study] = {
         "Comparison",
         "Methods side by side, with the upper bound, joint, which learns all tasks at once, and "
         "the lower, finetune, which keeps nothing.",
-        (
-            *METHODS,
-            Variant("DER++", "derpp"),
-            Variant("joint", "joint"),
-            Variant("finetune", "finetune"),
-        ),
+        (*METHODS, Variant("DER++", "derpp"), *OTHERS),
     ),
     "table1": Study(
         "Table 1",

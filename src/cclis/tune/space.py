@@ -36,7 +36,6 @@ GRIDS: dict[str, Space] = {
         "teacher_temperature": [0.01, 0.1],
         "student_temperature": [0.1, 0.2],
     },
-    "er": {"learning_rate": RATES},
     "icarl": {"learning_rate": [0.03, 0.1, 0.3], "weight_decay": [0.0, 0.00001, 0.0005]},
     "der": {"learning_rate": RATES, "logit_weight": [0.1, 0.2, 0.3, 0.5, 1.0]},
     "derpp": {
@@ -50,17 +49,15 @@ GRIDS: dict[str, Space] = {
         "label_weight": [0.5, 1.0],
     },
     "gem": {"learning_rate": RATES, "memory_strength": [0.0, 0.5, 1.0]},
-    "gss": {"learning_rate": RATES},
-    "finetune": {"learning_rate": RATES},
-    "joint": {"learning_rate": RATES},
 }
-"""What is tried where no grid is given."""
+"""What is tried where no grid is given; of other methods the learning rate alone."""
 
 
 def space_of(config: Config, options: TuneOptions, fixed: Collection[str]) -> Space:
     """What to try, checked value by value."""
     if options.grid is None:
-        space = {k: v for k, v in GRIDS[config.method].items() if k not in fixed}
+        grid = GRIDS.get(config.method, {"learning_rate": RATES})
+        space = {name: values for name, values in grid.items() if name not in fixed}
         where = f"the grid of {config.method}"
     else:
         space, where = read_yaml(Path(options.grid)), options.grid
