@@ -22,7 +22,7 @@ from cclis.checkpoints import Checkpoints
 from cclis.cli import main
 from cclis.methods import METHODS
 from cclis.progress import QUIET, Progress
-from cclis.report.study import Row
+from cclis.report.study import Row, study_table
 from cclis.runs import Run
 from cclis.study import SCALES, STUDIES, Planned, plan, rows_of
 from cclis.study.running import run_all
@@ -323,6 +323,10 @@ def test_methods_are_compared_on_own_data(tmp_path: Path, capsys, monkeypatch) -
     names = {path.parent.name for path in folder.glob("runs/*/result.json")}
     assert names == {"npz-mine-er-20-tasks-3-seed0", "npz-mine-finetune-0-tasks-3-seed0"}
     assert all(len(Run.open(folder / "runs" / name).result["task_sizes"]) == 3 for name in names)
+    # Of these the paper has no numbers.
+    header = (folder / "methods.md").read_text(encoding="utf-8").splitlines()[0]
+    assert header == "| benchmark | memory | variant | head | Class-IL | Task-IL | runs |"
+    assert "paper's number" not in (folder / "methods.html").read_text(encoding="utf-8")
     # Other data of the same name are not what has been learned.
     (tmp_path / "other").mkdir()
     np.savez("other/mine.npz", **arrays)
@@ -391,5 +395,16 @@ def test_the_head_of_the_papers_protocol_is_the_one_compared() -> None:
 
     assert head("linear", "linear_paper", "means", "prototype") == "linear_paper"
     assert head("linear", "means", "prototype") == "linear"
-    assert head("classifier") == "classifier"
+    assert head("linear", "means", "classifier") == head("classifier") == "classifier"
     assert Row("b", 1, "v", {}, {"run": "why"}, {}).head == "–"
+
+
+def test_the_papers_numbers_stand_beside_ours_where_it_has_any() -> None:
+    numbers = {"linear": {"accuracy": 70.0}}
+    run = {"class_il": numbers, "task_il": numbers}
+    printed = {"class_il": {"accuracy": [65.5, 1.0]}}
+    rows = [Row("b", 1, "v", {"r": run}, {}, printed), Row("b", 1, "w", {}, {"r": "why"}, {})]
+    header, first, second = study_table(rows, STUDIES["methods"].scores)
+    assert header[4:] == ["Class-IL", "paper", "Task-IL", "runs"]
+    assert first[4:] == ["70.00", "65.50 ± 1.00 (+4.50)", "70.00", "1"]
+    assert second[4:] == ["–", "–", "–", "0 of 1"]

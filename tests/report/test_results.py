@@ -7,7 +7,6 @@ import pytest
 
 from cclis.errors import InputError
 from cclis.report.results import (
-    compared_head,
     main,
     mammoth_table,
     methods_table,
@@ -39,15 +38,6 @@ def test_seeds_are_averaged_below_the_papers_row() -> None:
     assert "| linear | 72.00 ± 2.83 | 1.00 ± 0.00 |" in lines[3]
     assert lines[3].endswith("| 2 |")
     assert len(lines) == 5
-
-
-def test_what_has_a_classifier_is_compared_by_it() -> None:
-    def compared(*heads: str) -> str:
-        return compared_head({"class_il": dict.fromkeys(heads)})
-
-    assert compared("linear", "discriminant", "means", "classifier") == "classifier"
-    assert compared("means", "linear", "linear_paper") == "linear_paper"
-    assert compared("prototype", "means") == "means"
 
 
 def test_the_summary_has_a_row_a_method_and_a_column_a_head() -> None:

@@ -86,21 +86,19 @@ class Row:
         return found
 
 
-def columns(scores: Sequence[tuple[str, str]]) -> list[str]:
-    """The header of `study_table`."""
-    names = [part for score in scores for part in (NAMES[score], "paper")]
-    return ["benchmark", "memory", "variant", "head", *names, "runs"]
-
-
 def study_table(rows: Sequence[Row], scores: Sequence[tuple[str, str]]) -> Table:
-    """A row for every variant: each score's mean ± standard deviation, and the paper's beside it,
-    with the difference of the means in brackets."""
-    table = []
+    """A header, and a row for every variant: each score's mean ± standard deviation, and the
+    paper's beside it where it has any, with the difference of the means in brackets."""
+    printed = [score for score in scores if any(row.published(*score) for row in rows)]
+    names = [name for s in scores for name in (NAMES[s], *["paper"] * (s in printed))]
+    table = [["benchmark", "memory", "variant", "head", *names, "runs"]]
     for row in rows:
         cells = []
         for score in scores:
-            ours, paper = row.measured(*score), row.published(*score)
-            cells += [spread(ours) if ours else "–", _beside(paper, ours)]
+            ours = row.measured(*score)
+            cells.append(spread(ours) if ours else "–")
+            if score in printed:
+                cells.append(_beside(row.published(*score), ours))
         asked = len(row.runs) + len(row.failed)
         ended = f"{len(row.runs)} of {asked}" if row.failed else str(asked)
         table.append([row.benchmark, str(row.memory), row.variant, row.head, *cells, ended])
@@ -198,7 +196,7 @@ def study_page(
         scale=scale,
         # The figure is drawn here, and its labels are escaped by what draws it.
         figure=None if text is None else Markup(text[text.index("<svg") :]),
-        table=[columns(scores), *study_table(rows, scores)],
+        table=study_table(rows, scores),
         all_heads=[COLUMNS, *accuracy_table([row.entry() for row in ended])],
         pairs=[PAIRS, *paired_table([row.entry(row.head) for row in ended])],
         rows=rows,

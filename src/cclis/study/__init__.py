@@ -21,7 +21,6 @@ from cclis.report.drawing import picture
 from cclis.report.results import markdown, paper_row, paper_row_of_study
 from cclis.report.study import (
     Row,
-    columns,
     study_figure,
     study_map,
     study_numbers,
@@ -179,7 +178,7 @@ def rows_of(name: str, planned: Sequence[Planned], failed: Mapping[str, str]) ->
 def _write(name: str, rows: Sequence[Row], scale: str, folder: Path) -> list[Path]:
     """The page, tables and pictures of a study."""
     study = STUDIES[name]
-    header, table = columns(study.scores), study_table(rows, study.scores)
+    header, *table = study_table(rows, study.scores)
     figure = None
     if study.maps:
         figure = study_map(rows, folder / "runs")
