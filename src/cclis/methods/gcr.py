@@ -103,4 +103,5 @@ class GCR(DarkReplay[GCRConfig]):
         # The ridge has shrunk the weights, the more the better a class is learned.
         weight = weight * ((each.sum() - each[more].sum()) / weight.sum())
         weights = torch.cat([weight, each[more]])
+        # Where none was chosen, the others stand for all.
         return torch.cat([chosen, more]), weights * (each.sum() / weights.sum())

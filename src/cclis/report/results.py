@@ -34,7 +34,7 @@ SPEEDS = (
     *("with teacher", "of the matrix rate", "memory"),
 )
 PAPER = "the paper"
-PAPER_HEADS = ("linear_paper", "linear")
+PAPER_HEADS = ("classifier", "linear_paper", "linear")
 """The heads that follow the paper's protocol, the nearer first; others are judged by their own."""
 ANYWHERE = {
     *("benchmark", "memory", "seed", "map_samples", "tensorboard"),
@@ -46,7 +46,7 @@ ANYWHERE = {
 def results_table(results: Sequence[Result]) -> str:
     """A row for every benchmark, memory, method and head, after what was published."""
     rows = []
-    for (benchmark, method, memory), runs in _rows([r for r in results if not variation(r)]):
+    for (benchmark, method, memory), runs in _rows([run for run in results if not variation(run)]):
         elsewhere = rows_elsewhere(benchmark, memory, method)
         published = {PAPER: paper_row(benchmark, memory, method), **elsewhere}
         rows += [[benchmark, str(memory), method, *row] for row in _by_head(published, runs)]
@@ -380,12 +380,9 @@ def _paper() -> dict[str, Any]:
 
 
 def compared_head(result: Result) -> str:
-    """The head nearest to the paper's protocol; chosen by name, never by accuracy.
-
-    What has a classifier of its own is judged by it, as in the paper.
-    """
+    """The head nearest to the paper's protocol; chosen by name, never by accuracy."""
     heads = list(result["class_il"])
-    return next((head for head in ("classifier", *PAPER_HEADS) if head in heads), heads[-1])
+    return next((head for head in PAPER_HEADS if head in heads), heads[-1])
 
 
 def _published(number: Sequence[float] | None) -> str:

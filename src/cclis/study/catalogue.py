@@ -69,8 +69,8 @@ METHODS = (
     Variant("GCR", "gcr"),
     Variant("CCLIS", "cclis"),
 )
-NAMED = {"derpp", *(variant.method for variant in METHODS)}
-OTHERS = tuple(Variant(name, name) for name in CONFIGS if name not in NAMED)
+NAMED = (*METHODS, Variant("DER++", "derpp"))
+OTHERS = tuple(Variant(n, n) for n in CONFIGS if n not in {named.method for named in NAMED})
 NEITHER = {"selection": "random", "distillation": False}
 ABLATION = (
     Variant("w/o IS and PRD", settings=NEITHER),
@@ -83,7 +83,7 @@ STUDIES: dict[str, Study] = {
         "Comparison",
         "Methods side by side, with the upper bound, joint, which learns all tasks at once, and "
         "the lower, finetune, which keeps nothing.",
-        (*METHODS, Variant("DER++", "derpp"), *OTHERS),
+        (*NAMED, *OTHERS),
     ),
     "table1": Study(
         "Table 1",
