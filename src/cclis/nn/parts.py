@@ -15,34 +15,12 @@ class PartwiseNorm(nn.BatchNorm2d):
     """Batch norm of each part by its own mean and variance; running ones follow part after part."""
 
     takes_parts = True
-    running_mean: Tensor
-    running_var: Tensor
-    num_batches_tracked: Tensor
-    momentum: float
-
-    def __init__(self, channels: int):
-        super().__init__(channels)
 
     def forward(self, x: Tensor, parts: int = 1) -> Tensor:
         """(B, C, H, W) to the same shape; B is a multiple of `parts`."""
         if parts == 1 or not self.training:
             return super().forward(x)
-        batches = x.view(parts, -1, *x.shape[1:])
-        exact = batches.to(torch.promote_types(x.dtype, torch.float32))
-        variance, mean = torch.var_mean(exact, (1, 3, 4), correction=0, keepdim=True)
-        self._follow(mean.flatten(1), variance.flatten(1), batches[0, :, 0].numel())
-        channels = (1, 1, -1, 1, 1)
-        scale = self.weight.view(channels) * (variance + self.eps).rsqrt()
-        normalised = (exact - mean) * scale + self.bias.view(channels)
-        return normalised.to(x.dtype).flatten(0, 1)
-
-    @torch.no_grad()
-    def _follow(self, means: Tensor, variances: Tensor, count: int) -> None:
-        """Move the running statistics towards those of every part (P, C), each over `count`."""
-        for mean, variance in zip(means, variances * (count / (count - 1)), strict=True):
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(variance, self.momentum)
-        self.num_batches_tracked += len(means)
+        return torch.cat([super(PartwiseNorm, self).forward(part) for part in x.chunk(parts)])
 
 
 class Stack(nn.Sequential):
