@@ -157,6 +157,12 @@ class TestProject:
         turned = project(torch.tensor([3.0, -4.0]), references, margin=0.0)
         torch.testing.assert_close(turned, torch.zeros(2), rtol=0, atol=1e-5)
 
+    def test_references_that_nearly_oppose(self) -> None:
+        # The way between them is so narrow that it takes a thousand of each to get there.
+        references = torch.tensor([[1.0, 0.0], [-1.0, 1e-3]])
+        turned = project(torch.tensor([0.0, -1.0]), references, margin=0.0)
+        torch.testing.assert_close(turned, torch.zeros(2), rtol=0, atol=1e-5)
+
     def test_tiny_and_empty_references_count(self) -> None:
         gradient = torch.tensor([1.0, 1.0, 1.0])
         references = torch.tensor([[-1e-6, 0.0, 0.0], [0.0, -1e6, 0.0], [0.0, 0.0, 0.0]])

@@ -13,7 +13,7 @@ CHUNK_ELEMENTS = 2**24
 """Largest part of gradients held in float64 at a time: 128 MiB."""
 BLOCK = 2**12
 """Parameters in one of many matrix products: a GPU does not share out a single long one."""
-RIDGE = 1e-10
+RIDGE = 1e-12
 """Added to the cosines of the references with themselves, which may be the same vectors."""
 
 
