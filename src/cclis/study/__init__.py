@@ -28,7 +28,7 @@ from cclis.report.study import (
     study_table,
 )
 from cclis.runs import Run
-from cclis.study.catalogue import AXES, SCALES, STUDIES, Study
+from cclis.study.catalogue import AXES, SCALES, STUDIES, Study, Variant
 from cclis.study.plan import Planned, of_own_data, plan
 from cclis.study.running import default_jobs, run_all
 
@@ -57,7 +57,7 @@ def run_study(
     Args:
         name: A key of `STUDIES`.
         benchmarks: What to learn [default: what the paper does, or the scale's own].
-        methods: Whose rows to take [default: all of the study's].
+        methods: Whose rows to take, in which order [default: all of the study's].
         memories: How many samples may be kept [default: as in the paper].
         seeds: A run of everything for each [default: the scale's own].
         scale: A key of `SCALES`.
@@ -120,15 +120,17 @@ def run_study(
 
 
 def _narrowed(name: str, methods: Sequence[str] | None, memories: Sequence[int] | None) -> Study:
-    """A study with the rows of some methods alone, or with other memories."""
+    """A study with the rows of some methods alone, in their order, or with other memories."""
     study = STUDIES[name]
     if methods is not None:
         _refuse_repeated("method", methods)
-        there = {variant.method: None for variant in study.variants}
+        there: dict[str, list[Variant]] = {}
+        for variant in study.variants:
+            there.setdefault(variant.method, []).append(variant)
         for method in methods:
             if method not in there:
                 raise unknown(f"method of {name}", method, there)
-        variants = tuple(variant for variant in study.variants if variant.method in methods)
+        variants = tuple(variant for method in methods for variant in there[method])
         study = dataclasses.replace(study, variants=variants)
     if memories is not None:
         _refuse_repeated("memory", memories)
