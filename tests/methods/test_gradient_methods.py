@@ -346,12 +346,13 @@ def test_the_coresets_gradient_points_where_that_of_all_does() -> None:
     assert reached > max(agreement(gradients[rows], before[rows], target) for rows in random)
 
 
-def test_weights_of_a_coreset_are_those_of_the_ridge_scaled_to_what_all_weighed() -> None:
+@pytest.mark.parametrize("quota", [1, 3, 4, 5])
+def test_weights_of_a_coreset_are_those_of_the_ridge_scaled_to_what_all_weighed(quota) -> None:
     # Orthogonal: min |t - Σ w g|² + λ|w|² has w = b |g|² / (|g|² + λ), b the weights before.
     gcr = gcr_of(2, 2, 2)
     norms, before = torch.tensor([1.0, 2.0, 0.1, 0.5]), torch.tensor([1.0, 2.0, 1.0, 4.0])
-    chosen, weight = gcr._coreset(torch.diag(norms), before, 3)
-    assert chosen.tolist() == [1, 0, 3]
+    chosen, weight = gcr._coreset(torch.diag(norms), before, quota)
+    assert chosen.tolist() == [1, 0, 3, 2][:quota]
     fitted = (before * norms**2 / (norms**2 + gcr.config.weight_ridge))[chosen]
     torch.testing.assert_close(weight, fitted * 8 / fitted.sum())
 
@@ -365,25 +366,17 @@ def test_what_was_got_wrong_does_not_say_where_to() -> None:
     assert weight.tolist() == pytest.approx([5, 5])
 
 
-def test_where_a_few_suffice_the_others_that_are_kept_stand_for_themselves() -> None:
+def test_where_a_few_suffice_others_fill_the_room_with_the_weights_they_had() -> None:
     gcr = gcr_of(2, 2, 2)
-    # The second row is against the sum of all: it is kept, as there is room, and not more.
-    gradients = torch.tensor([[1.0, 0.0], [-0.1, 0.0], [1.0, 0.0]])
-    chosen, weight = gcr._coreset(gradients[:2], torch.tensor([3.0, 1.0]), 1)
-    assert chosen.tolist() == [0]
-    assert weight.tolist() == pytest.approx([4])
-    wrong = torch.tensor([5.0, 2.0, 0.0])
-    chosen, weight = gcr._coreset(gradients, wrong, 2)
-    assert chosen.tolist() == [0, 1]
-    assert weight.tolist() == pytest.approx([6, 2])
+    # The second row is against the sum of all, 3.9, of which the ridge of 0.5 leaves 2.6.
+    gradients, before = torch.tensor([[1.0, 0.0], [-0.1, 0.0], [1.0, 0.0]]), torch.tensor([4, 1, 0])
+    for quota, fitted in ((1, [2.6]), (2, [2.6, 1]), (3, [2.6, 1, 1])):
+        chosen, weight = gcr._coreset(gradients, before.float(), quota)
+        assert chosen.tolist() == [0, 1, 2][:quota]
+        assert weight.tolist() == pytest.approx([6 * w / sum(fitted) for w in fitted])
 
 
-def test_a_class_that_fits_is_kept_as_it_is() -> None:
-    gcr = gcr_of(2, 2, 2)
-    gradients = torch.rand(4, 2, generator=torch.Generator().manual_seed(2))
-    chosen, weight = gcr._coreset(gradients, torch.tensor([2.0, 0.5, 0.0, 1.0]), 4)
-    assert chosen.tolist() == [0, 1, 2, 3]
-    assert weight.tolist() == [2, 0.5, 1, 1]
-    for none in (gradients, gradients[:0]):
-        chosen, weight = gcr._coreset(none, torch.ones(len(none)), 0)
-        assert len(chosen) == len(weight) == 0
+@pytest.mark.parametrize("rows", [0, 4])
+def test_where_there_is_no_room_nothing_is_kept(rows: int) -> None:
+    chosen, weight = gcr_of(2, 2, 2)._coreset(torch.rand(rows, 2), torch.ones(rows), 0)
+    assert len(chosen) == len(weight) == 0

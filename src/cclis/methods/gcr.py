@@ -87,21 +87,17 @@ class GCR(DarkReplay[GCRConfig]):
         return (error[:, :, None] * F.pad(features, (0, 1), value=1.0)[:, None, :]).flatten(1)
 
     def _coreset(self, gradients: Tensor, before: Tensor, quota: int) -> tuple[Tensor, Tensor]:
-        """At most `quota` rows of one class, and their weights: all as they are where they fit,
-        otherwise some whose gradient points where that of all does with the weights they had before
-        (Eq. 4). Together they weigh as much as all. Rows that weigh nothing come last, and count as
-        one each."""
+        """At most `quota` rows of one class, and weights under which their gradient comes near that
+        of all rows with the weights they had before (Eq. 4). Together they weigh as much as all:
+        what is kept of a class stands for all of it, the fewer the more each. Rows that weigh
+        nothing come last, and count as one each."""
         some = before > 0
         each = before.where(some, 1)
-        if quota >= len(before):
-            return torch.arange(len(before), device=before.device), each
         target, ridge = before @ gradients, self.config.weight_ridge
         chosen, weight = matching_pursuit(gradients[some], target, quota, ridge=ridge)
-        # Where fewer suffice, others fill the room; each stands for itself alone.
+        # Where fewer suffice, others fill the room, with the weights they had. That is more than
+        # the ridge leaves to a row of a class that is learned well; the reverse was worse.
         rest = torch.ones_like(before).index_fill(0, chosen, 0).nonzero()[:, 0]
         more = rest[: quota - len(chosen)]
-        # The ridge has shrunk the weights, the more the better a class is learned.
-        weight = weight * ((each.sum() - each[more].sum()) / weight.sum())
         weights = torch.cat([weight, each[more]])
-        # Where none was chosen, the others stand for all.
         return torch.cat([chosen, more]), weights * (each.sum() / weights.sum())

@@ -3,7 +3,7 @@
     python -m cclis.report.results results README.md docs/results.md
 
 replaces what stands between `<!-- NAME -->` and `<!-- /NAME -->` in each file, for the tables
-`results`, `summary`, `variations`, `sorted`, `order`, `lambda`, `alone`, `heads`, `speed`,
+`results`, `summary`, `variations`, `sorted`, `order`, `lambda`, `gcr`, `alone`, `heads`, `speed`,
 `compiling`, `methods`, `parts`, `sharing`, `mammoth` and `reliability`.
 """
 
@@ -293,6 +293,7 @@ def tables(folder: Path) -> dict[str, str]:
         "alone": alone_table(results),
         "order": differing_table(read_results(folder / "class-order")),
         "lambda": differing_table(read_results(folder / "lambda")),
+        "gcr": differing_table(read_results(folder / "gcr-weights")),
         "sorted": results_table(read_results(folder / "sorted-classes")),
         "heads": heads_table(read_results(folder / "heads")),
         "speed": speed_table(read_results(folder / "speed")),
