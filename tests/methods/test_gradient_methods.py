@@ -369,11 +369,11 @@ def test_what_was_got_wrong_does_not_say_where_to() -> None:
 def test_where_a_few_suffice_others_fill_the_room_with_the_weights_they_had() -> None:
     gcr = gcr_of(2, 2, 2)
     # The second row is against the sum of all, 3.9, of which the ridge of 0.5 leaves 2.6.
-    gradients, before = torch.tensor([[1.0, 0.0], [-0.1, 0.0], [1.0, 0.0]]), torch.tensor([4, 1, 0])
-    for quota, fitted in ((1, [2.6]), (2, [2.6, 1]), (3, [2.6, 1, 1])):
-        chosen, weight = gcr._coreset(gradients, before.float(), quota)
+    gradients = torch.tensor([[1.0, 0.0], [-0.05, 0.0], [1.0, 0.0]])
+    for quota, fitted in ((1, [2.6]), (2, [2.6, 2]), (3, [2.6, 2, 1])):
+        chosen, weight = gcr._coreset(gradients, torch.tensor([4.0, 2.0, 0.0]), quota)
         assert chosen.tolist() == [0, 1, 2][:quota]
-        assert weight.tolist() == pytest.approx([6 * w / sum(fitted) for w in fitted])
+        assert weight.tolist() == pytest.approx([7 * w / sum(fitted) for w in fitted])
 
 
 @pytest.mark.parametrize("rows", [0, 4])
