@@ -218,8 +218,9 @@ def loop_replacements(scores: list[float], new: list[float], draws: list[list[fl
 class TestGSSReplacements:
     @SETTINGS
     @given(
-        st.lists(st.floats(0, 2), min_size=1, max_size=12),
-        st.lists(st.floats(0, 1.5), max_size=32),
+        # A cosine plus 1 is never subnormal; those round too coarsely to compare two formulas.
+        st.lists(st.floats(0, 2, allow_subnormal=False), min_size=1, max_size=12),
+        st.lists(st.floats(0, 1.5, allow_subnormal=False), max_size=32),
         st.integers(0, 2**31),
     )
     def test_against_a_loop(self, scores: list[float], new: list[float], seed: int) -> None:

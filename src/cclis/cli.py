@@ -387,7 +387,7 @@ def _study_parser() -> ArgumentParser:
         nargs="+",
         help="one or several [default: those of the paper; split-digits at the scale smoke]",
     )
-    parser.add_argument("--method", nargs="+", help="these alone [default: all of the study]")
+    parser.add_argument("--method", nargs="+", help="these alone, in this order [default: all]")
     parser.add_argument(
         "--memory",
         nargs="+",

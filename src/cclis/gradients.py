@@ -14,7 +14,8 @@ CHUNK_ELEMENTS = 2**24
 BLOCK = 2**12
 """Parameters in one of many matrix products: a GPU does not share out a single long one."""
 RIDGE = 1e-12
-"""Added to the cosines of the references with themselves, which may be the same vectors."""
+"""Added to the cosines of the references with themselves, which may be the same vectors. It moves
+the projection where references nearly oppose each other."""
 
 
 def inner_products(rows: Tensor) -> Tensor:

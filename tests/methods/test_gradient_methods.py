@@ -347,7 +347,9 @@ def test_the_coresets_gradient_points_where_that_of_all_does() -> None:
 
 
 @pytest.mark.parametrize("quota", [1, 3, 4, 5])
-def test_weights_of_a_coreset_are_those_of_the_ridge_scaled_to_what_all_weighed(quota) -> None:
+def test_weights_of_a_coreset_are_those_of_the_ridge_scaled_to_what_all_weighed(
+    quota: int,
+) -> None:
     # Orthogonal: min |t - Σ w g|² + λ|w|² has w = b |g|² / (|g|² + λ), b the weights before.
     gcr = gcr_of(2, 2, 2)
     norms, before = torch.tensor([1.0, 2.0, 0.1, 0.5]), torch.tensor([1.0, 2.0, 1.0, 4.0])
@@ -380,3 +382,8 @@ def test_where_a_few_suffice_others_fill_the_room_with_the_weights_they_had() ->
 def test_where_there_is_no_room_nothing_is_kept(rows: int) -> None:
     chosen, weight = gcr_of(2, 2, 2)._coreset(torch.rand(rows, 2), torch.ones(rows), 0)
     assert len(chosen) == len(weight) == 0
+
+
+def test_gradients_that_have_all_but_vanished_give_weights() -> None:
+    _, weight = gcr_of(2, 2, 2)._coreset(torch.full((4, 2), 1e-20), torch.ones(4), 2)
+    assert weight.tolist() == pytest.approx([2, 2], rel=1e-3)

@@ -87,17 +87,20 @@ class GCR(DarkReplay[GCRConfig]):
         return (error[:, :, None] * F.pad(features, (0, 1), value=1.0)[:, None, :]).flatten(1)
 
     def _coreset(self, gradients: Tensor, before: Tensor, quota: int) -> tuple[Tensor, Tensor]:
-        """At most `quota` rows of one class, and weights under which their gradient comes near that
-        of all rows with the weights they had before (Eq. 4). Together they weigh as much as all:
-        what is kept of a class stands for all of it, the fewer the more each. Rows that weigh
-        nothing come last, and count as one each."""
+        """At most `quota` rows of one class, and weights.
+
+        Rows are picked and weighed so that their gradient comes near that of all rows with the
+        weights they had before (Eq. 4). Where fewer suffice, others fill the room with the weights
+        they had (1 in the authors' code). Where a class is learned well these are more than the
+        ridge leaves to those picked, and the gradient may become another. Together they weigh as
+        much as all rows did: what is kept of a class stands for all of it, the fewer the more each.
+        Rows that weigh nothing come last, and count as one each.
+        """
         some = before > 0
         each = before.where(some, 1)
         target, ridge = before @ gradients, self.config.weight_ridge
         chosen, weight = matching_pursuit(gradients[some], target, quota, ridge=ridge)
-        # Where fewer suffice, others fill the room, with the weights they had. That is more than
-        # the ridge leaves to a row of a class that is learned well; the reverse was worse.
         rest = torch.ones_like(before).index_fill(0, chosen, 0).nonzero()[:, 0]
         more = rest[: quota - len(chosen)]
         weights = torch.cat([weight, each[more]])
-        return torch.cat([chosen, more]), weights * (each.sum() / weights.sum())
+        return torch.cat([chosen, more]), weights / weights.sum() * each.sum()

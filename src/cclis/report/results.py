@@ -96,7 +96,7 @@ def alone_table(results: Sequence[Result]) -> str:
 
 
 def differing_table(found: Sequence[Result]) -> str:
-    """Accuracies of runs that differ in one thing alone, which their notes name."""
+    """Accuracies of runs that differ in nothing but what their notes name."""
     heads = list(found[0]["class_il"]) if found else []
     columns = [f"{title}, {head}" for title in ("Class-IL", "Task-IL") for head in heads]
     rows = []
