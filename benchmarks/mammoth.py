@@ -1,13 +1,14 @@
-"""The baselines against those of Mammoth, its own code, on split-digits.
+"""The baselines against those of Mammoth, its own code.
 
-    python benchmarks/mammoth.py CHECKOUT [--methods er ...] [--seeds 10] [--out results/mammoth]
+    python benchmarks/mammoth.py CHECKOUT [--benchmark split-digits] [--data FOLDER]
+        [--methods er ...] [--sides mammoth ours] [--seeds 10] [--jobs N] [--out results/mammoth]
 
 CHECKOUT is a clone of https://github.com/aimagelab/mammoth. Its models learn the same tasks as ours
-with the same network, settings and augmentation. What they import and do not need for that
-(torchvision, kornia, its datasets and its command line) is stood in for; GEM needs quadprog. Mirror
-images, of which its iCaRL takes means, are left out: digits have none. Its GSS compares gradients
-of images that are not normalised, though the network learns from images that are; as `gss
-normalised` it compares those. Prints and writes JSON.
+with the same network, settings and augmentation, on a GPU where there is one. What they import and
+do not need for that (torchvision, kornia, its datasets and its command line) is stood in for; GEM
+needs quadprog. Mirror images, of which its iCaRL takes means, are left out where the augmentation
+has none. Its GSS compares gradients of images that are not normalised, though the network learns
+from images that are; as `gss normalised` it compares those. Prints and writes JSON.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -34,33 +37,40 @@ from torch import Tensor, nn
 
 from cclis import load_benchmark
 from cclis.config import Config, make_config, recipe_settings
+from cclis.data.benchmarks import BENCHMARKS, Benchmark, Task
 from cclis.data.images import ImageSet
 from cclis.engine.device import device_name, seeded
 from cclis.engine.trainer import Trainer
 from cclis.evaluation.accuracy import evaluate
-from cclis.nn.conv import ConvEncoder
+from cclis.nn.network import feature_dimension, make_encoder
 
 METHODS = ("er", "der", "derpp", "icarl", "gem", "gss", "gss normalised")
 STOOD_IN_FOR = (
     *("torchvision", "torchvision.transforms", "torchvision.transforms.functional"),
     *("kornia", "datasets", "utils.args", "utils.kornia_utils"),
 )
+SIDES = ("mammoth", "ours")
 SCENARIOS = ("class_il", "task_il")
 
-tasks = list(load_benchmark("split-digits"))
+MEMORY = {"split-digits": 100}
+"""Samples that may be kept, where not 200."""
+TEST_BATCH = 500
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def settings_of(method: str, seed: int) -> Config:
-    settings = recipe_settings("split-digits", method, 100)
-    return make_config(settings.pop("method"), {**settings, "seed": seed, "device": "cpu"})
+def settings_of(benchmark: Benchmark, method: str, seed: int) -> Config:
+    memory = MEMORY.get(benchmark.name, 200)
+    settings = recipe_settings(benchmark.name, method, memory)
+    return make_config(settings.pop("method"), {**settings, "memory": memory, "seed": seed})
 
 
-def ours(method: str, seed: int) -> dict[str, float]:
+def ours(benchmark: Benchmark, method: str, seed: int) -> dict[str, float]:
     """Accuracies of this package after the last task."""
-    config = settings_of(method, seed)
-    trainer = Trainer(config, tasks[0].train.shape, 10)
-    for task in tasks:
-        learned = trainer.learn(task.train, 2)
+    config, tasks = settings_of(benchmark, method, seed), list(benchmark)
+    trainer = Trainer(config, benchmark.image_shape, benchmark.classes)
+    for task, classes in zip(tasks, benchmark.task_sizes, strict=True):
+        learned = trainer.learn(task.train, classes)
     tests, sizes = [task.test for task in tasks], trainer.task_sizes
     found = evaluate(
         trainer.inference, trainer.method.heads, learned.visible, tests, sizes, config, seed
@@ -96,11 +106,13 @@ class StandIn(ModuleType):
 class Backbone(nn.Module):
     """The network of ours, as Mammoth's models call theirs."""
 
-    device = torch.device("cpu")
+    device = DEVICE
 
-    def __init__(self, width: int):
+    def __init__(self, config: Config, benchmark: Benchmark):
         super().__init__()
-        self.encoder, self.classifier = ConvEncoder(1, width), nn.Linear(2 * width, 10)
+        self.encoder = make_encoder(config, benchmark.image_shape)
+        features = feature_dimension(self.encoder, benchmark.image_shape)
+        self.classifier = nn.Linear(features, benchmark.classes)
 
     def forward(self, images: Tensor, returnt: str = "out") -> Tensor:
         features: Tensor = self.encoder(images)
@@ -114,8 +126,10 @@ class Loader:
     """Batches of a task: augmented images, labels, images as they are."""
 
     def __init__(self, task: ImageSet, batch_size: int, augment: Transform):
+        # As its datasets have them: grey images as tensors, others as arrays.
+        images = task.images.clone()
         self.dataset = SimpleNamespace(
-            data=task.images[..., 0].clone(),
+            data=images[..., 0] if images.shape[-1] == 1 else images.numpy(),
             targets=task.labels.numpy().copy(),
             not_aug_transform=True,
         )
@@ -125,12 +139,21 @@ class Loader:
         labels = torch.as_tensor(np.asarray(self.dataset.targets))
         for rows in torch.split(torch.randperm(len(labels)), self._batch_size):
             plain = as_floats(self.dataset.data[rows])
-            yield self._augment(plain), labels[rows], plain
+            yield self._augment(plain), labels[rows].to(DEVICE), plain
 
 
-def as_floats(images: Tensor) -> Tensor:
-    """uint8 (N, H, W) to (N, 1, H, W) within [0, 1]."""
-    return images[:, None].float() / 255
+def as_floats(images: Tensor | np.ndarray) -> Tensor:
+    """uint8 (N, H, W) or (N, H, W, C) to (N, C, H, W) within [0, 1]."""
+    rows = torch.as_tensor(images).to(DEVICE)
+    return (rows[:, None] if rows.dim() == 3 else rows.permute(0, 3, 1, 2)).float() / 255
+
+
+def mirrored(images: Tensor, chance: float) -> Tensor:
+    """Each by chance."""
+    if not chance:
+        return images
+    which = torch.rand(len(images), 1, 1, 1, device=images.device) < chance
+    return torch.where(which, images.flip(-1), images)
 
 
 def cropped(images: Tensor, padding: int) -> Tensor:
@@ -151,7 +174,6 @@ def import_models(checkout: Path) -> None:
         parent, _, own = name.rpartition(".")
         if parent in STOOD_IN_FOR:
             setattr(sys.modules[parent], own, module)
-    sys.modules["torchvision.transforms.functional"].hflip = lambda images: images  # type: ignore[attr-defined]
     sys.modules["utils.args"].ArgumentParser = argparse.ArgumentParser  # type: ignore[attr-defined]
     sys.modules["utils.kornia_utils"].KorniaAugNoGrad = Transform  # type: ignore[attr-defined]
     sys.modules["utils.kornia_utils"].to_kornia_transform = lambda of: of  # type: ignore[attr-defined]
@@ -162,18 +184,26 @@ def model_of(name: str) -> Any:
     return next(kind for kind in vars(module).values() if getattr(kind, "NAME", None) == name)
 
 
-def theirs(method: str, seed: int) -> dict[str, float]:
+def theirs(benchmark: Benchmark, method: str, seed: int) -> dict[str, float]:
     """Accuracies of Mammoth after the last task."""
     name, _, changed = method.partition(" ")
-    config: Any = settings_of(name, seed)
+    config: Any = settings_of(benchmark, name, seed)
+    tasks, sizes = list(benchmark), benchmark.task_sizes
+    starts = [0, *accumulate(sizes)]
     torch.manual_seed(seed)
     np.random.seed(seed)
     with seeded(seed, "network"):
-        backbone = Backbone(config.width)
-    first = as_floats(tasks[0].train.images[..., 0])
-    mean, std = first.mean(), first.std(correction=0)
+        backbone = Backbone(config, benchmark).to(DEVICE)
+    std, mean = torch.std_mean(
+        as_floats(tasks[0].train.images), (0, 2, 3), correction=0, keepdim=True
+    )
     normalise = Transform(lambda images: (images - mean) / std)
-    augment = Transform(lambda images: normalise(cropped(images, config.padding)))
+    augment = Transform(
+        lambda images: normalise(mirrored(cropped(images, config.padding), config.flip))
+    )
+    sys.modules["torchvision.transforms.functional"].hflip = (  # type: ignore[attr-defined]
+        lambda images: mirrored(images, float(config.flip > 0))
+    )
     arguments = Namespace(
         buffer_size=config.memory,
         batch_size=config.batch_size,
@@ -196,13 +226,13 @@ def theirs(method: str, seed: int) -> dict[str, float]:
         device=None,
     )
     dataset = SimpleNamespace(
-        N_CLASSES=10,
-        N_TASKS=5,
-        N_CLASSES_PER_TASK=2,
+        N_CLASSES=benchmark.classes,
+        N_TASKS=len(tasks),
+        N_CLASSES_PER_TASK=sizes[0],
         SETTING="class-il",
         args=arguments,
         get_normalization_transform=lambda: normalise,
-        get_offsets=lambda task: (2 * task, 2 * task + 2),
+        get_offsets=lambda task: (starts[task], starts[task + 1]),
         TEST_TRANSFORM=normalise,
     )
     model = model_of(name)(
@@ -219,23 +249,28 @@ def theirs(method: str, seed: int) -> dict[str, float]:
             for batch in dataset.train_loader:
                 model.meta_observe(*batch, epoch=epoch)
         model.meta_end_task(dataset)
-    return accuracies(model, normalise)
+    return accuracies(model, tasks, normalise)
 
 
 @torch.no_grad()
-def accuracies(model: Any, normalise: Transform) -> dict[str, float]:
+def accuracies(model: Any, tasks: list[Task], normalise: Transform) -> dict[str, float]:
     """In % over all classes and over those of a task, averaged over tasks."""
     model.net.eval()
     found: dict[str, list[float]] = {name: [] for name in SCENARIOS}
-    for number, task in enumerate(tasks):
-        scores = model(normalise(as_floats(task.test.images[..., 0])))
+    for task in tasks:
+        batches = task.test.images.split(TEST_BATCH)
+        scores = torch.cat([model(normalise(as_floats(batch))).cpu() for batch in batches])
         known = torch.full_like(scores, -torch.inf)
-        own = slice(2 * number, 2 * number + 2)
-        known[:, own] = scores[:, own]
+        known[:, task.classes] = scores[:, task.classes]
         for name, by in zip(SCENARIOS, (scores, known), strict=True):
             right = by.argmax(dim=1) == task.test.labels
             found[name].append(100 * right.double().mean().item())
     return {name: statistics.mean(values) for name, values in found.items()}
+
+
+@cache
+def stream(name: str, data: Path | None) -> Benchmark:
+    return load_benchmark(name, data)
 
 
 def begin(checkout: Path) -> None:
@@ -244,35 +279,48 @@ def begin(checkout: Path) -> None:
     import_models(checkout)
 
 
-def learned(job: tuple[str, str, int]) -> dict[str, float]:
+def learned(job: tuple[str, str, int, str, Path | None]) -> dict[str, float]:
     """Accuracies of one side, method and seed."""
-    side, method, seed = job
-    return ours(method, seed) if side == "ours" else theirs(method, seed)
+    side, method, seed, name, data = job
+    learn = ours if side == "ours" else theirs
+    return learn(stream(name, data), method, seed)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkout", type=Path)
+    parser.add_argument("--benchmark", choices=BENCHMARKS, default="split-digits")
+    parser.add_argument("--data", type=Path, help="folder of the datasets")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--jobs", type=int, help="runs at once [default: one a core]")
     parser.add_argument("--out", type=Path, default=Path("results/mammoth"))
     arguments = parser.parse_args()
     asked = ["git", "-C", str(arguments.checkout), "rev-parse", "HEAD"]
     commit = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
-    rows = [("mammoth", method) for method in arguments.methods]
-    rows += [("ours", method) for method in arguments.methods if " " not in method]
-    jobs = [(*row, seed) for row in rows for seed in range(arguments.seeds)]
-    found: dict[str, dict[str, Any]] = {"mammoth": {}, "ours": {}}
+    rows = [
+        (side, method)
+        for side in arguments.sides
+        for method in arguments.methods
+        if side == "mammoth" or " " not in method
+    ]
+    where = arguments.benchmark, arguments.data
+    jobs = [(*row, seed, *where) for row in rows for seed in range(arguments.seeds)]
+    found: dict[str, dict[str, Any]] = {side: {} for side in SIDES}
     spawned = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(None, spawned, begin, (arguments.checkout,)) as pool:
-        for (side, method, _), run in zip(jobs, pool.map(learned, jobs), strict=True):
+    with ProcessPoolExecutor(arguments.jobs, spawned, begin, (arguments.checkout,)) as pool:
+        for (side, method, seed, *_), run in zip(jobs, pool.map(learned, jobs), strict=True):
             row = found[side].setdefault(method, {name: [] for name in SCENARIOS})
             for name, accuracy in run.items():
                 row[name].append(accuracy)
-            if len(row["class_il"]) == arguments.seeds:
-                means = [f"{statistics.mean(values):.2f}" for values in row.values()]
-                print(f"{side:8} {method:15} Class-IL {means[0]}  Task-IL {means[1]}", flush=True)
-    write_summary(arguments.out, device_name(torch.device("cpu")), {"commit": commit, **found})
+            print(
+                f"{side:8} {method:15} seed {seed}  Class-IL {run['class_il']:.2f}  "
+                f"Task-IL {run['task_il']:.2f}",
+                flush=True,
+            )
+    result = {"commit": commit, "benchmark": arguments.benchmark, **found}
+    write_summary(arguments.out, device_name(DEVICE), result, f"-{arguments.benchmark}")
 
 
 if __name__ == "__main__":

@@ -85,11 +85,11 @@ def test_what_several_runs_make_of_one_card() -> None:
 
 def test_ours_beside_mammoths() -> None:
     seeds = {"class_il": [90.0, 92.0], "task_il": [99.0, 99.0]}
-    machine = {"ours": {"er": seeds}, "mammoth": {"er": seeds, "gss changed": seeds}}
-    lines = mammoth_table([machine]).splitlines()
+    sides = {"ours": {"er": seeds}, "mammoth": {"er": seeds, "gss changed": seeds}}
+    lines = mammoth_table([{"benchmark": "digits", **sides}]).splitlines()
     both = "91.00 ± 1.41 | 91.00 ± 1.41 | 99.00 ± 0.00 | 99.00 ± 0.00"
-    assert lines[2] == f"| er | {both} | 2 |"
-    assert lines[3] == "| gss changed | – | 91.00 ± 1.41 | – | 99.00 ± 0.00 | 2 |"
+    assert lines[2] == f"| digits | er | {both} | 2 |"
+    assert lines[3] == "| digits | gss changed | – | 91.00 ± 1.41 | – | 99.00 ± 0.00 | 2 |"
 
 
 def test_one_run_has_no_spread() -> None:

@@ -220,7 +220,7 @@ def sharing_table(found: Sequence[Result]) -> str:
 
 
 def mammoth_table(found: Sequence[Result]) -> str:
-    """What the baselines reach on split-digits, and what Mammoth's code does."""
+    """What the baselines reach, and what Mammoth's code does."""
     rows = []
     for machine in found:
         for method, theirs in machine["mammoth"].items():
@@ -230,9 +230,10 @@ def mammoth_table(found: Sequence[Result]) -> str:
                 for name in ("class_il", "task_il")
                 for side in (ours, theirs)
             ]
-            rows.append([method, *cells, str(len(theirs["class_il"]))])
+            seeds = str(len(theirs["class_il"]))
+            rows.append([machine["benchmark"], method, *cells, seeds])
     columns = ("Class-IL, ours", "Mammoth's", "Task-IL, ours", "Mammoth's")
-    return markdown(("method", *columns, "seeds"), rows)
+    return markdown(("benchmark", "method", *columns, "seeds"), rows)
 
 
 def reliability_table(folder: Path) -> str:
