@@ -249,6 +249,7 @@ def theirs(benchmark: Benchmark, method: str, seed: int) -> dict[str, float]:
             for batch in dataset.train_loader:
                 model.meta_observe(*batch, epoch=epoch)
         model.meta_end_task(dataset)
+        print(f"mammoth  {method:15} seed {seed}  task {task.index + 1} learned", flush=True)
     return accuracies(model, tasks, normalise)
 
 
