@@ -197,7 +197,7 @@ def theirs(benchmark: Benchmark, method: str, seed: int) -> dict[str, float]:
     std, mean = torch.std_mean(
         as_floats(tasks[0].train.images), (0, 2, 3), correction=0, keepdim=True
     )
-    normalise = Transform(lambda images: (images - mean) / std)
+    normalise = Transform(lambda images: (images - mean.to(images)) / std.to(images))
     augment = Transform(
         lambda images: normalise(mirrored(cropped(images, config.padding), config.flip))
     )
@@ -238,6 +238,7 @@ def theirs(benchmark: Benchmark, method: str, seed: int) -> dict[str, float]:
     model = model_of(name)(
         backbone, nn.CrossEntropyLoss(), arguments, SimpleNamespace(transforms=[augment]), dataset
     )
+    model.buffer.device = DEVICE
     if changed:
         compare = model.get_grads
         model.get_grads = lambda images, labels: compare(normalise(images), labels)
