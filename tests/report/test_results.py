@@ -7,6 +7,7 @@ import pytest
 
 from cclis.errors import InputError
 from cclis.report.results import (
+    beside_table,
     main,
     mammoth_table,
     methods_table,
@@ -81,6 +82,13 @@ def test_what_several_runs_make_of_one_card() -> None:
     lines = sharing_table([machine, {**machine, "mps": False}]).splitlines()
     assert lines[3] == "| er | side by side | 2 | 6,000 | 1.50 | a card |"
     assert lines[5] == "| er | in turns | 2 | 6,000 | 1.50 | a card |"
+
+
+def test_a_run_of_another_rule_stands_beside_ours() -> None:
+    varied = {**result(1, 5.0), "config": {"distillation": False}}
+    ours = [result(0, 70.0), result(1, 74.0), varied]
+    lines = beside_table(ours, [result(1, 72.5)]).splitlines()
+    assert lines[2:] == ["| seq-cifar10 | 200 | cclis | 1 | 74.00 | 72.50 | 74.00 | 72.50 |"]
 
 
 def test_ours_beside_mammoths() -> None:

@@ -96,7 +96,7 @@ def alone_table(results: Sequence[Result]) -> str:
 
 
 def differing_table(found: Sequence[Result]) -> str:
-    """Accuracies of runs that differ in nothing but what their notes name."""
+    """Accuracies of runs that differ in one thing alone, which their notes name."""
     heads = list(found[0]["class_il"]) if found else []
     columns = [f"{title}, {head}" for title in ("Class-IL", "Task-IL") for head in heads]
     rows = []
@@ -104,6 +104,23 @@ def differing_table(found: Sequence[Result]) -> str:
         cells = [run[s][head]["accuracy"] for s in ("class_il", "task_il") for head in heads]
         rows.append([run["note"], *(f"{cell:.2f}" for cell in cells)])
     return markdown(("", *columns), rows)
+
+
+def beside_table(results: Sequence[Result], found: Sequence[Result]) -> str:
+    """Runs of another rule, each beside the one that has the same settings and seed."""
+    which = ("benchmark", "memory", "method", "seed")
+    ours = {tuple(run[key] for key in which): run for run in results if not variation(run)}
+    rows = []
+    for other in found:
+        key = tuple(other[key] for key in which)
+        head = compared_head(other)
+        pairs = [
+            f"{run[scenario][head]['accuracy']:.2f}"
+            for scenario in ("class_il", "task_il")
+            for run in (ours[key], other)
+        ]
+        rows.append([*map(str, key), *pairs])
+    return markdown((*which, "Class-IL", "the other", "Task-IL", "the other"), rows)
 
 
 def heads_table(found: Sequence[Result]) -> str:
@@ -294,7 +311,7 @@ def tables(folder: Path) -> dict[str, str]:
         "alone": alone_table(results),
         "order": differing_table(read_results(folder / "class-order")),
         "lambda": differing_table(read_results(folder / "lambda")),
-        "gcr": differing_table(read_results(folder / "gcr-weights")),
+        "gcr": beside_table(results, read_results(folder / "gcr-weights")),
         "sorted": results_table(read_results(folder / "sorted-classes")),
         "heads": heads_table(read_results(folder / "heads")),
         "speed": speed_table(read_results(folder / "speed")),

@@ -28,7 +28,7 @@ from cclis.report.study import (
     study_table,
 )
 from cclis.runs import Run
-from cclis.study.catalogue import AXES, SCALES, STUDIES, Study, Variant
+from cclis.study.catalogue import AXES, SCALES, STUDIES, Study
 from cclis.study.plan import Planned, of_own_data, plan
 from cclis.study.running import default_jobs, run_all
 
@@ -124,14 +124,13 @@ def _narrowed(name: str, methods: Sequence[str] | None, memories: Sequence[int] 
     study = STUDIES[name]
     if methods is not None:
         _refuse_repeated("method", methods)
-        there: dict[str, list[Variant]] = {}
-        for variant in study.variants:
-            there.setdefault(variant.method, []).append(variant)
+        there = {variant.method: None for variant in study.variants}
         for method in methods:
             if method not in there:
                 raise unknown(f"method of {name}", method, there)
-        variants = tuple(variant for method in methods for variant in there[method])
-        study = dataclasses.replace(study, variants=variants)
+        variants = [variant for variant in study.variants if variant.method in methods]
+        variants.sort(key=lambda variant: methods.index(variant.method))
+        study = dataclasses.replace(study, variants=tuple(variants))
     if memories is not None:
         _refuse_repeated("memory", memories)
         study = dataclasses.replace(study, memories=tuple(memories))
