@@ -94,10 +94,23 @@ def test_a_run_of_another_rule_stands_beside_ours() -> None:
 def test_ours_beside_mammoths() -> None:
     seeds = {"class_il": [90.0, 92.0], "task_il": [99.0, 99.0]}
     sides = {"ours": {"er": seeds}, "mammoth": {"er": seeds, "gss changed": seeds}}
-    lines = mammoth_table([{"benchmark": "digits", **sides}]).splitlines()
+    lines = mammoth_table([], [{"benchmark": "digits", "memory": 100, **sides}]).splitlines()
     both = "91.00 ± 1.41 | 91.00 ± 1.41 | 99.00 ± 0.00 | 99.00 ± 0.00"
-    assert lines[2] == f"| digits | er | {both} | 2 |"
+    assert lines[2] == f"| digits | er | {both} | 2 and 2 |"
     assert lines[3] == "| digits | gss changed | – | 91.00 ± 1.41 | – | 99.00 ± 0.00 | 2 |"
+
+
+def test_where_mammoths_code_ran_alone_the_results_stand_beside_it() -> None:
+    theirs = {"cclis": {"class_il": [90.0, 92.0], "task_il": [99.0, 99.0]}}
+    machine = {"benchmark": "seq-cifar10", "memory": 200, "ours": {}, "mammoth": theirs}
+    runs = [result(0, 70.0), result(1, 71.0), result(2, 72.0), varied()]
+    line = mammoth_table(runs, [machine]).splitlines()[2]
+    ours = "71.00 ± 1.00"
+    assert line == (
+        f"| seq-cifar10 | cclis | {ours} | 91.00 ± 1.41 | {ours} | 99.00 ± 0.00 | 3 and 2 |"
+    )
+    other = mammoth_table(runs, [{**machine, "memory": 500}]).splitlines()[2]
+    assert other.endswith("| – | 91.00 ± 1.41 | – | 99.00 ± 0.00 | 2 |")
 
 
 def test_one_run_has_no_spread() -> None:
