@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from sklearn.manifold import TSNE
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from cclis.evaluation.accuracy import Accuracies
-from cclis.report.figures import losses
+from cclis.report.figures import flattened, losses
 from cclis.report.page import render
 from cclis.report.pictures import COLUMNS, sheet
 from cclis.report.table import main_head, result_tables
@@ -146,6 +148,20 @@ def test_classes_on_the_map_are_told_apart(
     assert len({(marker["color"], marker["symbol"]) for marker in markers}) == 12
     assert figure["layout"]["legend"]["itemsizing"] == "constant"
     assert not any("opacity" in marker for marker in markers)
+
+
+def test_one_thread_makes_the_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, meanwhile = TSNE.fit_transform, []
+
+    def watched(self: TSNE, points: object) -> object:
+        meanwhile.append({library["num_threads"] for library in threadpool_info()})
+        return made(self, points)
+
+    monkeypatch.setattr(TSNE, "fit_transform", watched)
+    with threadpool_limits(limits=2):
+        places = flattened({"test.embeddings": torch.rand(20, 8)})
+    assert len(places["test"]) == 20
+    assert meanwhile == [{1}]
 
 
 def test_steps_of_the_loss_go_on_from_task_to_task(records: list[dict[str, Any]]) -> None:

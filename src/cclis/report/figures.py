@@ -243,6 +243,7 @@ def flattened(analysis: Mapping[str, Tensor]) -> dict[str, list[list[float]]]:
     """
     import torch
     from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
 
     names = {"test": "test.embeddings", "memory": "memory.embeddings", "prototypes": "prototypes"}
     parts = {kind: analysis[name].float() for kind, name in names.items() if name in analysis}
@@ -256,7 +257,11 @@ def flattened(analysis: Mapping[str, Tensor]) -> dict[str, list[list[float]]]:
     if points.shape[1] == 1:
         points = torch.nn.functional.pad(points, (0, 1))
     perplexity = min(PERPLEXITY, (len(points) - 1) / 3)
-    flat = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(points.numpy())
+    tsne = TSNE(perplexity=perplexity, init="pca", random_state=0)
+    # With more threads the map may depend on how many there are, and runs that end at the same
+    # time are in each other's way: their threads wait for one another without sleeping.
+    with threadpool_limits(limits=1):
+        flat = tsne.fit_transform(points.numpy())
     split = torch.split(torch.from_numpy(flat), [len(part) for part in parts.values()])
     return {
         kind: [[round(v, 2) for v in row] for row in part.tolist()]
