@@ -142,10 +142,12 @@ def varied() -> dict[str, object]:
 
 
 def test_runs_with_other_settings_than_their_recipe_have_a_table_of_their_own() -> None:
-    both = [result(0, 70.0), varied()]
-    assert "57.50" not in results_table(both)
-    lines = variations_table(both).splitlines()
-    start = "| seq-cifar10 | 200 | selection random, distillation false |"
+    other = {**varied(), "method": "der", "config": {"precision": "tf32", "seed": 0}}
+    runs = [result(0, 70.0), other, varied()]
+    assert "57.50" not in results_table(runs)
+    lines = variations_table(runs).splitlines()
+    start = "| seq-cifar10 | 200 | cclis | selection random, distillation false |"
     assert lines[2] == f"{start} *the paper* | *56.43 ± 1.54* | – | – | – |  |"
     assert lines[3].startswith(f"{start} linear | 57.50 |")
-    assert len(lines) == 5
+    assert lines[5].startswith("| seq-cifar10 | 200 | der | precision tf32 | linear | 57.50 |")
+    assert len(lines) == 7

@@ -71,16 +71,18 @@ def summary_table(results: Sequence[Result]) -> str:
 
 def variations_table(results: Sequence[Result]) -> str:
     """The same for runs whose settings differ from their recipe's."""
-    varied: dict[str, list[Result]] = {}
+    varied: dict[tuple[str, str], list[Result]] = {}
     for result in results:
-        varied.setdefault(variation(result), []).append(result)
-    varied.pop("", None)
+        if what := variation(result):
+            varied.setdefault((result["method"], what), []).append(result)
     rows = []
-    for what, same in sorted(varied.items()):
-        for (benchmark, method, memory), runs in _rows(same):
+    for (method, what), same in sorted(varied.items()):
+        for (benchmark, _, memory), runs in _rows(same):
             published = {PAPER: paper_row(benchmark, memory, method, what)}
-            rows += [[benchmark, str(memory), what, *row] for row in _by_head(published, runs)]
-    return markdown(("benchmark", "memory", "changed", "head", *SCORES, "runs"), rows)
+            first = [benchmark, str(memory), method, what]
+            rows += [[*first, *row] for row in _by_head(published, runs)]
+    header = ("benchmark", "memory", "method", "changed", "head", *SCORES, "runs")
+    return markdown(header, rows)
 
 
 def alone_table(results: Sequence[Result]) -> str:
