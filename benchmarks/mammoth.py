@@ -9,8 +9,8 @@ compiled there, and theirs has 32 bits where ours has 16. What they import and d
 (torchvision, kornia, its datasets and its command line) is stood in for; GEM needs quadprog. Mirror
 images, of which its iCaRL takes means, are left out where the augmentation has none. Its GSS
 compares gradients of images that are not normalised, though the network learns from images that
-are; as `gss normalised` it compares those. Prints, and writes JSON after every run, in which
-`course` is the Class-IL accuracy after each task.
+are; as `gss normalised` it compares those. Prints accuracies after every task, and writes JSON
+after every run.
 """
 
 from __future__ import annotations
@@ -288,18 +288,17 @@ def begin(checkout: Path) -> None:
     import_models(checkout)
 
 
-def learned(job: tuple[str, str, int, str, Path | None]) -> list[Accuracies]:
-    """Accuracies of one side, method and seed after every task."""
+def learned(job: tuple[str, str, int, str, Path | None]) -> Accuracies:
+    """Accuracies of one side, method and seed after the last task."""
     side, method, seed, name, data = job
-    learn, course = ours if side == "ours" else theirs, []
-    for found in learn(stream(name, data), method, seed):
-        course.append(found)
+    learn = ours if side == "ours" else theirs
+    for task, found in enumerate(learn(stream(name, data), method, seed), start=1):
         print(
-            f"{side:8} {method:15} seed {seed}  task {len(course)}  "
+            f"{side:8} {method:15} seed {seed}  task {task}  "
             f"Class-IL {found['class_il']:.2f}  Task-IL {found['task_il']:.2f}",
             flush=True,
         )
-    return course
+    return found
 
 
 def main() -> None:
@@ -331,11 +330,10 @@ def main() -> None:
     }
     spawned = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(arguments.jobs, spawned, begin, (arguments.checkout,)) as pool:
-        for (side, method, *_), course in zip(jobs, pool.map(learned, jobs), strict=True):
-            row = found[side].setdefault(method, {name: [] for name in (*SCENARIOS, "course")})
-            for name in SCENARIOS:
-                row[name].append(course[-1][name])
-            row["course"].append([after["class_il"] for after in course])
+        for (side, method, *_), run in zip(jobs, pool.map(learned, jobs), strict=True):
+            row = found[side].setdefault(method, {name: [] for name in SCENARIOS})
+            for name, accuracy in run.items():
+                row[name].append(accuracy)
             write_summary(arguments.out, device_name(DEVICE), found, f"-{arguments.benchmark}")
 
 

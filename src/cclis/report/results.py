@@ -24,9 +24,8 @@ from cclis.files import read_json, write_atomically
 
 Result = Mapping[str, Any]
 Table = list[list[str]]
-COLUMNS = [
-    (scenario, key) for scenario in ("class_il", "task_il") for key in ("accuracy", "forgetting")
-]
+SCENARIOS = ("class_il", "task_il")
+COLUMNS = [(scenario, key) for scenario in SCENARIOS for key in ("accuracy", "forgetting")]
 SCORES = ("Class-IL", "forgetting", "Task-IL", "forgetting")
 HEADS_IN_ORDER = ("linear_paper", "linear", "discriminant", "means", "prototype", "classifier")
 SPEEDS = (
@@ -103,7 +102,7 @@ def differing_table(found: Sequence[Result]) -> str:
     columns = [f"{title}, {head}" for title in ("Class-IL", "Task-IL") for head in heads]
     rows = []
     for run in found:
-        cells = [run[s][head]["accuracy"] for s in ("class_il", "task_il") for head in heads]
+        cells = [run[s][head]["accuracy"] for s in SCENARIOS for head in heads]
         rows.append([run["note"], *(f"{cell:.2f}" for cell in cells)])
     return markdown(("", *columns), rows)
 
@@ -118,7 +117,7 @@ def beside_table(results: Sequence[Result], found: Sequence[Result]) -> str:
         head = compared_head(other)
         pairs = [
             f"{run[scenario][head]['accuracy']:.2f}"
-            for scenario in ("class_il", "task_il")
+            for scenario in SCENARIOS
             for run in (ours[key], other)
         ]
         rows.append([*map(str, key), *pairs])
@@ -241,18 +240,17 @@ def sharing_table(found: Sequence[Result]) -> str:
 def mammoth_table(results: Sequence[Result], found: Sequence[Result]) -> str:
     """What the baselines reach, there or else in the results, and what Mammoth's code does."""
     groups = dict(_rows([run for run in results if not variation(run)]))
-    scenarios = ("class_il", "task_il")
     rows = []
     for machine in found:
         benchmark, memory = machine["benchmark"], machine["memory"]
         for method, theirs in machine["mammoth"].items():
             runs = groups.get((benchmark, method, memory), [])
             measured = {
-                name: [r[name][compared_head(r)]["accuracy"] for r in runs] for name in scenarios
+                name: [r[name][compared_head(r)]["accuracy"] for r in runs] for name in SCENARIOS
             }
             sides = machine["ours"].get(method, measured), theirs
             cells = [
-                spread(side[name]) if side[name] else "–" for name in scenarios for side in sides
+                spread(side[name]) if side[name] else "–" for name in SCENARIOS for side in sides
             ]
             counts = " and ".join(str(len(side["class_il"])) for side in sides if side["class_il"])
             rows.append([benchmark, method, *cells, counts])
