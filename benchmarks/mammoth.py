@@ -44,7 +44,7 @@ from cclis.data.images import ImageSet
 from cclis.engine.device import device_name, seeded
 from cclis.engine.trainer import Trainer
 from cclis.evaluation.accuracy import evaluate
-from cclis.nn.compiling import RECOMPILES
+from cclis.nn.compiling import allow_shapes
 from cclis.nn.network import feature_dimension, make_encoder
 
 METHODS = ("er", "der", "derpp", "icarl", "gem", "gss", "gss normalised")
@@ -121,8 +121,7 @@ class Backbone(nn.Module):
         features = feature_dimension(self.encoder, benchmark.image_shape)
         self.classifier = nn.Linear(features, benchmark.classes)
         if DEVICE.type == "cuda":
-            # Past the limit new batch sizes run as they are, and fail beside one that is compiled.
-            torch._dynamo.config.recompile_limit = RECOMPILES
+            allow_shapes()
             self.encoder.compile(dynamic=False, mode="reduce-overhead")
 
     def forward(self, images: Tensor, returnt: str = "out") -> Tensor:

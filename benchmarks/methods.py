@@ -100,7 +100,8 @@ def main() -> None:
         last = numbers["task_seconds"][-1] / found["er"]["task_seconds"][-1]
         print(
             f"{method:10} {numbers['run_seconds']:7,.0f} s a run of Seq-CIFAR-10, "
-            f"{numbers['times_er']:5.2f} × ER; the last task {last:5.2f} × ER",
+            f"{numbers['times_er']:5.2f} × ER; the last task {numbers['images_per_second']:7,.0f} "
+            f"img/s, {numbers['task_seconds'][-1]:5,.0f} s, {last:5.2f} × ER",
             flush=True,
         )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -65,8 +65,9 @@ def test_other_papers_rows_stand_below_the_papers() -> None:
 
 def test_what_each_method_costs() -> None:
     cost = {"run_seconds": 1234.4, "times_er": 2.0, "task_seconds": [100.0, 300.4]}
+    cost["images_per_second"] = 1664.4
     table = methods_table([{"device": "a card", "methods": {"gem": cost}}])
-    assert table.splitlines()[2] == "| gem | 1,234 s | 2.00 | 300 s | a card |"
+    assert table.splitlines()[2] == "| gem | 1,234 s | 2.00 | 300 s | 1,664 | a card |"
 
 
 def test_what_one_pass_saves() -> None:

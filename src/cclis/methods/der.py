@@ -27,7 +27,10 @@ class DarkReplay(ClassifierMethod[ConfigT]):
 
 
 def logit_distance(logits: Tensor, past: Batch) -> Tensor:
-    """Mean squared distance of replayed samples' logits from those that were kept."""
+    """Squared distance of replayed samples' logits from those that were kept.
+
+    A mean over classes too, where Eq. 5 has their sum: the weights α that are published go with it.
+    """
     squared = (logits - past.extras["logits"]).square()
     return (past.proposal[:, None] * squared).mean()
 

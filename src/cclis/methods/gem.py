@@ -32,5 +32,5 @@ class GEM(ClassifierMethod[GEMConfig]):
         return gem_strengths(products, margin=self.config.memory_strength)
 
     def keep(self, visible: Visible, capacity: int, generator: torch.Generator) -> Kept:
-        """Samples at random, as many of every class."""
+        """Samples at random, as many of every class; the paper keeps the last ones of each task."""
         return random_choice(visible.labels, capacity, generator)

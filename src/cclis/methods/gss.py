@@ -14,7 +14,7 @@ from cclis.methods.classifier import ClassifierMethod, weighted_cross_entropy
 from cclis.nn.per_sample import gradient_cosines
 
 FIRST_SCORE = 0.1
-"""Of samples that come before there is anything to compare them with."""
+"""Of samples that come before there is anything to compare them with (as in Mammoth)."""
 
 
 class GSS(ClassifierMethod[GSSConfig]):

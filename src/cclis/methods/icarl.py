@@ -17,14 +17,14 @@ from cclis.sampling import quotas
 
 
 class ICaRL(TeacherMethod[ICaRLConfig, ClassifierNetwork], ClassifierMethod[ICaRLConfig]):
-    """Sigmoid outputs trained and distilled; classified by the nearest mean of exemplars."""
+    """Sigmoid outputs trained and distilled; the nearest mean of exemplars tells (Algorithm 1)."""
 
     heads = ("means",)
     judged_by_memory = True
     passes = 1
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Binary cross-entropy to labels, and to the previous outputs of old classes."""
+        """Binary cross-entropy to labels, and to old classes' previous outputs (Algorithm 3)."""
         old = None
         if self.teacher is not None:
             with torch.no_grad():
@@ -44,7 +44,10 @@ class ICaRL(TeacherMethod[ICaRLConfig, ClassifierNetwork], ClassifierMethod[ICaR
         return {"cross_entropy": loss}
 
     def keep(self, visible: Visible, capacity: int, generator: torch.Generator) -> Kept:
-        """The same number of every class: the first exemplars of old ones, herding for new ones."""
+        """The same number of every class: herding for new ones, the first exemplars of old ones.
+
+        (Algorithms 4 and 5)
+        """
         labels = visible.labels
         shares = [capacity // self.seen] * self.seen
         if capacity < self.seen:  # some have one

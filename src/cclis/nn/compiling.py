@@ -14,7 +14,7 @@ from cclis.config import RunOptions
 OPTIONS: dict[str, Any] = {"triton.autotune_pointwise": False}
 """Pointwise kernels as they come: to try several of each takes longer, and the step was no faster
 (benchmarks/compiling.py)."""
-RECOMPILES = 256
+SHAPES = 256
 """How many shapes one function may be compiled for in a process."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -33,6 +33,18 @@ def compiled(function: Function, yes: bool) -> Function:
     return cast(Function, torch.compile(function, dynamic=False, options=OPTIONS))
 
 
+def allow_shapes() -> None:
+    """Let torch compile a function for many shapes, not for eight.
+
+    Past its limit it runs a function as it is, and the gradients of an encoder fail that is applied
+    to several batches, compiled and not: a compiled pass counts as a change of the running
+    statistics of batch norm, which the backward pass of one that is not compiled needs unchanged.
+    """
+    from torch._dynamo import config
+
+    config.recompile_limit = max(config.recompile_limit, SHAPES)
+
+
 @cache
 def compiled_for_all(function: Function) -> Function:
     """The same for all who ask: at the same batch size it is compiled once."""
@@ -48,12 +60,9 @@ class _Clock:
     seconds = 0.0
 
     def __init__(self) -> None:
-        from torch._dynamo import config
         from torch._dynamo.callback import on_compile_end, on_compile_start
 
-        # Parts of a batch differ in size from task to task; past the limit, an encoder that is
-        # applied to several of them would fall out of compilation and fail.
-        config.recompile_limit = max(config.recompile_limit, RECOMPILES)
+        allow_shapes()  # Parts of a batch differ in size from task to task.
         self._started = 0.0
         on_compile_start(self._start)
         on_compile_end(self._stop)

@@ -1,0 +1,29 @@
+"""One function, compiled for many shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, fx
+from torch._dynamo import config, reset
+
+from cclis.nn.compiling import allow_shapes
+from cclis.nn.conv import ConvEncoder
+
+
+def test_an_encoder_is_compiled_for_every_batch_size() -> None:
+    graphs = []
+
+    def backend(graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Tensor]:
+        graphs.append(graph)
+        return graph.forward
+
+    reset()
+    with config.patch(recompile_limit=8):
+        allow_shapes()
+        encoder = ConvEncoder(channels=1, width=4)
+        encoder.compile(dynamic=False, backend=backend)
+        for size in range(2, 14):
+            encoder(torch.rand(size, 1, 8, 8))
+    assert len(graphs) == 12
