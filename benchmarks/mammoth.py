@@ -44,6 +44,7 @@ from cclis.data.images import ImageSet
 from cclis.engine.device import device_name, seeded
 from cclis.engine.trainer import Trainer
 from cclis.evaluation.accuracy import evaluate
+from cclis.metrics import SCENARIOS
 from cclis.nn.compiling import allow_shapes
 from cclis.nn.network import feature_dimension, make_encoder
 
@@ -53,7 +54,6 @@ STOOD_IN_FOR = (
     *("kornia", "datasets", "utils.args", "utils.kornia_utils"),
 )
 SIDES = ("mammoth", "ours")
-SCENARIOS = ("class_il", "task_il")
 Accuracies = dict[str, float]
 
 MEMORY = {"split-digits": 100}

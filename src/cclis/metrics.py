@@ -16,6 +16,9 @@ from cclis.errors import InputError
 
 Matrix = Sequence[Sequence[float | None]] | NDArray[np.floating[Any]]
 
+SCENARIOS = ("class_il", "task_il")
+"""Among all classes, and among those of a sample's task."""
+
 
 def average_accuracy(matrix: Matrix) -> float:
     """Mean accuracy over all tasks after the last one: ACC."""

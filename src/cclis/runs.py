@@ -27,7 +27,7 @@ from cclis.config import Config, make_config, read_yaml
 from cclis.errors import InputError
 from cclis.evaluation.accuracy import Accuracies
 from cclis.files import read_json, read_tensors, write_atomically, write_json, write_tensors
-from cclis.metrics import average_accuracy, average_forgetting, backward_transfer
+from cclis.metrics import SCENARIOS, average_accuracy, average_forgetting, backward_transfer
 
 
 class Run:
@@ -188,7 +188,7 @@ def summarise(rows: Sequence[Mapping[str, Accuracies]]) -> dict[str, Any]:
         scenario: {
             head: _summary([getattr(row[head], scenario) for row in rows]) for head in rows[0]
         }
-        for scenario in ("class_il", "task_il")
+        for scenario in SCENARIOS
     }
 
 

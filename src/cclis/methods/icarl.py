@@ -17,7 +17,7 @@ from cclis.sampling import quotas
 
 
 class ICaRL(TeacherMethod[ICaRLConfig, ClassifierNetwork], ClassifierMethod[ICaRLConfig]):
-    """Sigmoid outputs trained and distilled; the nearest mean of exemplars tells (Algorithm 1)."""
+    """Sigmoid outputs are trained and distilled; exemplars' means classify (Algorithm 1)."""
 
     heads = ("means",)
     judged_by_memory = True
@@ -44,10 +44,7 @@ class ICaRL(TeacherMethod[ICaRLConfig, ClassifierNetwork], ClassifierMethod[ICaR
         return {"cross_entropy": loss}
 
     def keep(self, visible: Visible, capacity: int, generator: torch.Generator) -> Kept:
-        """The same number of every class: herding for new ones, the first exemplars of old ones.
-
-        (Algorithms 4 and 5)
-        """
+        """As many of every class: herding for new ones, the first of old ones (Algorithms 4, 5)."""
         labels = visible.labels
         shares = [capacity // self.seen] * self.seen
         if capacity < self.seen:  # some have one

@@ -30,6 +30,7 @@ def compiled(function: Function, yes: bool) -> Function:
     if not yes:
         return function
     _clock()
+    allow_shapes()  # Parts of a batch differ in size from task to task.
     return cast(Function, torch.compile(function, dynamic=False, options=OPTIONS))
 
 
@@ -62,7 +63,6 @@ class _Clock:
     def __init__(self) -> None:
         from torch._dynamo.callback import on_compile_end, on_compile_start
 
-        allow_shapes()  # Parts of a batch differ in size from task to task.
         self._started = 0.0
         on_compile_start(self._start)
         on_compile_end(self._stop)

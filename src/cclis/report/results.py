@@ -21,10 +21,10 @@ from typing import Any
 from cclis.config import CONFIGS, make_config, recipe_settings
 from cclis.errors import InputError
 from cclis.files import read_json, write_atomically
+from cclis.metrics import SCENARIOS
 
 Result = Mapping[str, Any]
 Table = list[list[str]]
-SCENARIOS = ("class_il", "task_il")
 COLUMNS = [(scenario, key) for scenario in SCENARIOS for key in ("accuracy", "forgetting")]
 SCORES = ("Class-IL", "forgetting", "Task-IL", "forgetting")
 HEADS_IN_ORDER = ("linear_paper", "linear", "discriminant", "means", "prototype", "classifier")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from cclis.errors import InputError
+from cclis.metrics import SCENARIOS
 from cclis.report.compare import (
     COLUMNS,
     PAIRS,
@@ -72,7 +73,7 @@ class Row:
         """The row as a comparison has it, under its variant's name; judged by these heads alone."""
         runs: list[Result] = []
         for run in self.runs.values():
-            kept = {s: {h: run[s][h] for h in heads or run[s]} for s in ("class_il", "task_il")}
+            kept = {s: {h: run[s][h] for h in heads or run[s]} for s in SCENARIOS}
             runs.append({**run, **kept})
         return Entry(self.benchmark, self.memory, self.variant, "", runs)
 
