@@ -222,6 +222,8 @@ def test_a_signal_stops_the_runs_which_are_saved(tmp_path: Path) -> None:
         (["methods", *FLAGS, "--memory", "5", "5"], "name each memory once, not 5 5"),
         (["methods", *FLAGS, "--memory", "-5"], "memory must be 0 or more, not -5"),
         (["methods", *FLAGS, "--tasks", "many"], "--tasks: Expected"),
+        (["methods", *FLAGS, "--tasks", "12"], "10 classes cannot be split into 12 tasks"),
+        (["tsne", "--benchmark", "npz", "--data", "file"], "file is not a .npz file"),
         (["tsne", "--benchmark", "seq-cifar11"], "Did you mean 'seq-cifar10'?"),
         (["tsne", "--benchmark", "split-digits", "split-digits"], "name each benchmark once"),
         (["tsne"], "the data of seq-cifar10 is not in"),

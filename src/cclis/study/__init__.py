@@ -110,6 +110,7 @@ def run_study(
             state = "finished" if run not in todo else "interrupted" if run.begun else "new"
             progress.say(f"{state:12} {run.name}")
         return [], {}
+    _refuse_bad_data(todo, progress)
     try:
         (folder / "runs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -233,6 +234,14 @@ def _refuse_other_benchmarks(
                 f"the data of {name} is not in {root}: fetch it with `cclis data {name} "
                 "--download`, say where it is with --data, or choose others with --benchmark"
             )
+
+
+def _refuse_bad_data(runs: Sequence[Planned], progress: Progress) -> None:
+    """What is wrong with a benchmark, or with its tasks, is said before any run."""
+    from cclis.experiment import benchmark_of
+
+    for run in {run.config.benchmark: run for run in runs}.values():
+        benchmark_of(run.config, progress)
 
 
 def _refuse_foreign(folder: Path) -> None:
