@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cclis.config import make_config
+from cclis.errors import InputError
 from cclis.methods import METHODS, Batch
 from cclis.nn.conv import ConvEncoder
 from cclis.nn.network import IDLE_DEVICES, ClassifierNetwork
@@ -73,6 +74,11 @@ def test_parts_do_not_matter_in_eval_mode() -> None:
     before = copy.deepcopy(norm.state_dict())
     assert torch.equal(norm(x, PARTS), norm(x))
     assert all(torch.equal(norm.state_dict()[name], value) for name, value in before.items())
+
+
+def test_parts_must_be_equal() -> None:
+    with pytest.raises(InputError, match="7 samples are not 2 equal parts"):
+        PartwiseNorm(5)(torch.zeros(7, 5, 2, 2), 2)
 
 
 ENCODERS: dict[str, Any] = {name: lambda make=make: make(2, 4) for name, make in RESNETS.items()}

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from cclis.errors import InputError
+
 
 class PartwiseNorm(nn.BatchNorm2d):
     """Batch norm of each part by its own mean and variance; running ones follow part after part."""
@@ -20,6 +22,8 @@ class PartwiseNorm(nn.BatchNorm2d):
         """(B, C, H, W) to the same shape; B is a multiple of `parts`."""
         if parts == 1 or not self.training:
             return super().forward(x)
+        if len(x) % parts:
+            raise InputError(f"{len(x)} samples are not {parts} equal parts")
         return torch.cat([super(PartwiseNorm, self).forward(part) for part in x.chunk(parts)])
 
 
