@@ -8,6 +8,7 @@ import pytest
 from cclis.errors import InputError
 from cclis.report.results import (
     beside_table,
+    course_table,
     main,
     mammoth_table,
     methods_table,
@@ -90,6 +91,18 @@ def test_a_run_of_another_rule_stands_beside_ours() -> None:
     ours = [result(0, 70.0), result(1, 74.0), varied]
     lines = beside_table(ours, [result(1, 72.5)]).splitlines()
     assert lines[2:] == ["| seq-cifar10 | 200 | cclis | 1 | 74.00 | 72.50 | 74.00 | 72.50 |"]
+
+
+def test_the_course_of_runs_by_other_rules_stands_below_ours() -> None:
+    def run(seed: int, *matrix: list[float | None]) -> dict[str, object]:
+        heads = {"linear": {"accuracy": 0.0, "matrix": matrix}}
+        return {**result(seed, 0.0), "class_il": heads, "task_sizes": [2, 2]}
+
+    other = {**run(3, [80.0]), "rule": "another"}  # did not end
+    elsewhere = {**run(4, [1.0]), "memory": 500}
+    lines = course_table([run(0, [90.0, None], [50.0, 70.0]), elsewhere, varied()], [other])
+    assert lines.splitlines()[2:] == ["| ours | 0 | 90.00 | 60.00 |", "| another | 3 | 80.00 | – |"]
+    assert course_table([], []) == ""
 
 
 def test_ours_beside_mammoths() -> None:

@@ -3,8 +3,8 @@
     python -m cclis.report.results results README.md docs/results.md
 
 replaces what stands between `<!-- NAME -->` and `<!-- /NAME -->` in each file, for the tables
-`results`, `summary`, `variations`, `sorted`, `order`, `lambda`, `gcr`, `alone`, `heads`, `speed`,
-`compiling`, `methods`, `parts`, `sharing`, `mammoth` and `reliability`.
+`results`, `summary`, `variations`, `sorted`, `order`, `lambda`, `gcr`, `gem`, `alone`, `heads`,
+`speed`, `compiling`, `methods`, `parts`, `sharing`, `mammoth` and `reliability`.
 """
 
 from __future__ import annotations
@@ -122,6 +122,22 @@ def beside_table(results: Sequence[Result], found: Sequence[Result]) -> str:
         ]
         rows.append([*map(str, key), *pairs])
     return markdown((*which, "Class-IL", "the other", "Task-IL", "the other"), rows)
+
+
+def course_table(results: Sequence[Result], found: Sequence[Result]) -> str:
+    """Class-IL accuracy after each task, by other rules below ours; some may not have ended."""
+    if not found:
+        return ""
+    which, tasks = ("benchmark", "memory", "method"), len(found[0]["task_sizes"])
+    same = [run for run in results if all(run[key] == found[0][key] for key in which)]
+    rows = []
+    for run in (*({**run, "rule": "ours"} for run in same if not variation(run)), *found):
+        matrix = run["class_il"][compared_head(run)]["matrix"]
+        means = [statistics.fmean(row[: task + 1]) for task, row in enumerate(matrix)]
+        cells = [f"{mean:.2f}" for mean in means] + ["–"] * (tasks - len(means))
+        rows.append([run["rule"], str(run["seed"]), *cells])
+    columns = [f"after {task}" for task in range(2, tasks + 1)]
+    return markdown(("rule", "seed", "Class-IL after 1 task", *columns), rows)
 
 
 def heads_table(found: Sequence[Result]) -> str:
@@ -318,6 +334,7 @@ def tables(folder: Path) -> dict[str, str]:
         "order": differing_table(read_results(folder / "class-order")),
         "lambda": differing_table(read_results(folder / "lambda")),
         "gcr": beside_table(results, read_results(folder / "gcr-weights")),
+        "gem": course_table(results, read_results(folder / "gem-rules")),
         "sorted": results_table(read_results(folder / "sorted-classes")),
         "heads": heads_table(read_results(folder / "heads")),
         "speed": speed_table(read_results(folder / "speed")),
