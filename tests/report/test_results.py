@@ -95,13 +95,23 @@ def test_a_run_of_another_rule_stands_beside_ours() -> None:
 
 def test_the_course_of_runs_by_other_rules_stands_below_ours() -> None:
     def run(seed: int, *matrix: list[float | None]) -> dict[str, object]:
-        heads = {"linear": {"accuracy": 0.0, "matrix": matrix}}
-        return {**result(seed, 0.0), "class_il": heads, "task_sizes": [2, 2]}
+        heads = {"linear": {"accuracy": 60.0, "forgetting": 40.0, "matrix": matrix}}
+        return {**result(seed, 0.0), "class_il": heads, "task_il": heads, "task_sizes": [2, 2, 2]}
 
-    other = {**run(3, [80.0]), "rule": "another"}  # did not end
+    ours = run(0, [90.0, None, None], [50.0, 70.0, None], [40.0, 60.0, 80.0])
+    whole = {**run(2, [90.0, None, None], [30.0, 70.0, None], [0.0, 0.0, 0.0]), "rule": "another"}
+    unfinished = {**run(3, [80.0]), "rule": "another"}
     elsewhere = {**run(4, [1.0]), "memory": 500}
-    lines = course_table([run(0, [90.0, None], [50.0, 70.0]), elsewhere, varied()], [other])
-    assert lines.splitlines()[2:] == ["| ours | 0 | 90.00 | 60.00 |", "| another | 3 | 80.00 | – |"]
+    lines = course_table([ours, elsewhere, varied()], [whole, unfinished]).splitlines()
+    assert lines[0].endswith(
+        "| Class-IL after 1 task | after 2 | Class-IL | forgetting | Task-IL | forgetting |"
+    )
+    assert lines[2].startswith("| *the paper* |  | – | – | *74.95 ± 0.61* | *22.59 ± 0.18* |")
+    assert lines[3:] == [
+        "| ours | 0 | 90.00 | 60.00 | 60.00 | 40.00 | 60.00 | 40.00 |",
+        "| another | 2 | 90.00 | 50.00 | 60.00 | 40.00 | 60.00 | 40.00 |",
+        "| another | 3 | 80.00 | – | – | – | – | – |",
+    ]
     assert course_table([], []) == ""
 
 

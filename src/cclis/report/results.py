@@ -125,19 +125,27 @@ def beside_table(results: Sequence[Result], found: Sequence[Result]) -> str:
 
 
 def course_table(results: Sequence[Result], found: Sequence[Result]) -> str:
-    """Class-IL accuracy after each task, by other rules below ours; some may not have ended."""
+    """Class-IL accuracy after each task and all scores at the end, of what was published, of ours,
+    and of runs by other rules, some of which may not have ended."""
     if not found:
         return ""
     which, tasks = ("benchmark", "memory", "method"), len(found[0]["task_sizes"])
-    same = [run for run in results if all(run[key] == found[0][key] for key in which)]
-    rows = []
-    for run in (*({**run, "rule": "ours"} for run in same if not variation(run)), *found):
-        matrix = run["class_il"][compared_head(run)]["matrix"]
-        means = [statistics.fmean(row[: task + 1]) for task, row in enumerate(matrix)]
-        cells = [f"{mean:.2f}" for mean in means] + ["–"] * (tasks - len(means))
-        rows.append([run["rule"], str(run["seed"]), *cells])
-    columns = [f"after {task}" for task in range(2, tasks + 1)]
-    return markdown(("rule", "seed", "Class-IL after 1 task", *columns), rows)
+    row = [found[0][key] for key in which]
+    published = {PAPER: paper_row(*row), **rows_elsewhere(*row)}
+    rows = [
+        [where, "", *["–"] * (tasks - 1), *cells] for where, *cells, _ in _by_head(published, [])
+    ]
+    same = [run for run in results if [run[key] for key in which] == row and not variation(run)]
+    for run in (*({**run, "rule": "ours"} for run in same), *found):
+        head = compared_head(run)
+        matrix = run["class_il"][head]["matrix"]
+        course = [f"{statistics.fmean(row[: task + 1]):.2f}" for task, row in enumerate(matrix)]
+        ended = len(matrix) == tasks
+        scores = [f"{run[s][head][key]:.2f}" if ended else "–" for s, key in COLUMNS]
+        gap = ["–"] * (tasks - 1 - len(matrix))
+        rows.append([run["rule"], str(run["seed"]), *course[: tasks - 1], *gap, *scores])
+    columns = [f"after {task}" for task in range(2, tasks)]
+    return markdown(("rule", "seed", "Class-IL after 1 task", *columns, *SCORES), rows)
 
 
 def heads_table(found: Sequence[Result]) -> str:
