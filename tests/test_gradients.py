@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cclis import gradients
 from cclis.errors import InputError
-from cclis.gradients import gem_strengths, gss_replacements, inner_products
+from cclis.gradients import gem_strengths, gss_slots, inner_products
 from tests.conftest import normal, seeded
 
 SETTINGS = settings(max_examples=80, deadline=None)
@@ -198,12 +198,17 @@ class TestProject:
             gem_strengths(torch.ones(3, 3), margin=-0.5)
 
 
-def loop_replacements(scores: list[float], new: list[float], draws: list[list[float]]) -> list[int]:
-    """Algorithm 2 for a full memory, in plain Python, then the overruled ones taken out."""
+def loop_slots(
+    scores: list[float], new: list[float], capacity: int, draws: list[list[float]]
+) -> list[int]:
+    """Algorithm 2 in plain Python, then the overruled ones taken out."""
     memory, slots = list(scores), []
     for c, (place, chance) in zip(new, draws, strict=True):
         slots.append(-1)
-        if c < 1 and sum(memory) > 0:
+        if len(memory) < capacity:
+            slots[-1] = len(memory)
+            memory.append(c)
+        elif c < 1 and sum(memory) > 0:
             total, i = 0.0, 0
             for i, score in enumerate(memory):  # noqa: B007
                 total += score
@@ -215,31 +220,41 @@ def loop_replacements(scores: list[float], new: list[float], draws: list[list[fl
     return [-1 if slot in slots[i + 1 :] else slot for i, slot in enumerate(slots)]
 
 
-class TestGSSReplacements:
+def replaced(scores: Tensor, new: Tensor, generator: torch.Generator) -> Tensor:
+    """Slots of a memory that is full."""
+    return gss_slots(scores, new, len(scores), generator=generator)
+
+
+class TestGSSSlots:
     @SETTINGS
     @given(
         # A cosine plus 1 is never subnormal; those round too coarsely to compare two formulas.
-        st.lists(st.floats(0, 2, allow_subnormal=False), min_size=1, max_size=12),
+        st.lists(st.floats(0, 2, allow_subnormal=False), max_size=12),
         st.lists(st.floats(0, 1.5, allow_subnormal=False), max_size=32),
+        st.integers(0, 12),
         st.integers(0, 2**31),
     )
-    def test_against_a_loop(self, scores: list[float], new: list[float], seed: int) -> None:
-        memory = torch.tensor(scores, dtype=torch.float64)
-        slots = gss_replacements(
-            memory, torch.tensor(new, dtype=torch.float64), generator=seeded(seed)
+    def test_against_a_loop(
+        self, scores: list[float], new: list[float], free: int, seed: int
+    ) -> None:
+        memory, capacity = torch.tensor(scores, dtype=torch.float64), len(scores) + free
+        slots = gss_slots(
+            memory, torch.tensor(new, dtype=torch.float64), capacity, generator=seeded(seed)
         )
         draws = torch.rand(len(new), 2, generator=seeded(seed), dtype=torch.float64).tolist()
         assert slots.dtype == torch.int64
-        assert slots.tolist() == loop_replacements(scores, new, draws)
+        assert slots.tolist() == loop_slots(scores, new, capacity, draws)
         assert memory.tolist() == scores
         taken = [slot for slot in slots.tolist() if slot >= 0]
         assert len(set(taken)) == len(taken)
+        # What was free is filled from the front.
+        assert set(taken) >= set(range(len(scores), min(capacity, len(scores) + len(new))))
 
     @pytest.mark.parametrize("c", [0.0, 0.2, 0.9])
     def test_frequencies_are_the_probabilities(self, c: float) -> None:
         scores, trials, generator = [0.1, 0.5, 1.0, 1.9], 20_000, seeded(1)
         seen = Counter(
-            gss_replacements(torch.tensor(scores), torch.tensor([c]), generator=generator).item()
+            replaced(torch.tensor(scores), torch.tensor([c]), generator).item()
             for _ in range(trials)
         )
         expected = [s / sum(scores) * s / (s + c) for s in scores]
@@ -254,52 +269,61 @@ class TestGSSReplacements:
         # One slot: after the first sample took it at score 1e-9, a second takes it with 1e-8 odds.
         new = torch.tensor([1e-9, 0.1], dtype=torch.float64)
         for seed in range(50):
-            slots = gss_replacements(torch.tensor([2.0]), new, generator=seeded(seed))
+            slots = replaced(torch.tensor([2.0]), new, seeded(seed))
             assert slots.tolist() == [0, -1]
 
     def test_the_later_one_stays(self) -> None:
         seen = set()
         for seed in range(100):
-            slots = gss_replacements(torch.ones(1), torch.full((2,), 0.5), generator=seeded(seed))
+            slots = replaced(torch.ones(1), torch.full((2,), 0.5), seeded(seed))
             seen.add(tuple(slots.tolist()))
         assert seen == {(0, -1), (-1, 0), (-1, -1)}
 
     @pytest.mark.parametrize("c", [1.0, 1.5, 2.0])
     def test_a_sample_that_resembles_the_memory_is_not_kept(self, c: float) -> None:
-        slots = gss_replacements(torch.full((4,), 2.0), torch.full((9,), c), generator=seeded(0))
+        slots = replaced(torch.full((4,), 2.0), torch.full((9,), c), seeded(0))
         assert slots.tolist() == [-1] * 9
 
     @pytest.mark.parametrize("c", [0.0, 0.5])
     def test_a_memory_of_opposites_stays(self, c: float) -> None:
-        slots = gss_replacements(torch.zeros(5), torch.full((9,), c), generator=seeded(0))
+        slots = replaced(torch.zeros(5), torch.full((9,), c), seeded(0))
         assert slots.tolist() == [-1] * 9
 
     def test_a_slot_of_score_zero_stays(self) -> None:
         scores = torch.tensor([0.0, 1.0, 0.0])
         for seed in range(50):
-            slots = gss_replacements(scores, torch.full((4,), 0.3), generator=seeded(seed))
+            slots = replaced(scores, torch.full((4,), 0.3), seeded(seed))
             assert set(slots.tolist()) <= {-1, 1}
 
     def test_nothing_there(self) -> None:
         none, some = torch.empty(0), torch.full((3,), 0.5)
-        assert gss_replacements(none, some, generator=seeded(0)).tolist() == [-1] * 3
-        slots = gss_replacements(some, none, generator=seeded(0))
+        assert replaced(none, some, seeded(0)).tolist() == [-1] * 3
+        slots = replaced(some, none, seeded(0))
         assert slots.shape == (0,)
         assert slots.dtype == torch.int64
 
     def test_same_seed_same_slots(self) -> None:
         scores, new = torch.full((50,), 1.2), torch.full((20,), 0.4)
-        first = gss_replacements(scores, new, generator=seeded(1))
-        assert torch.equal(first, gss_replacements(scores, new, generator=seeded(1)))
-        assert not torch.equal(first, gss_replacements(scores, new, generator=seeded(2)))
+        first = replaced(scores, new, seeded(1))
+        assert torch.equal(first, replaced(scores, new, seeded(1)))
+        assert not torch.equal(first, replaced(scores, new, seeded(2)))
 
     @pytest.mark.parametrize("bad", [-0.1, math.nan, math.inf])
     def test_bad_scores(self, bad: float) -> None:
         good, wrong = torch.ones(2), torch.tensor([0.5, bad])
         for scores, new in [(good, wrong), (wrong, good)]:
             with pytest.raises(InputError, match="finite and not negative"):
-                gss_replacements(scores, new, generator=seeded(0))
+                replaced(scores, new, seeded(0))
+
+    def test_a_sample_that_resembles_the_memory_still_fills_it(self) -> None:
+        for seed in range(20):
+            slots = gss_slots(
+                torch.full((2,), 2.0), torch.full((9,), 1.5), 4, generator=seeded(seed)
+            )
+            assert slots.tolist() == [2, 3] + [-1] * 7
 
     def test_bad_shapes(self) -> None:
         with pytest.raises(InputError, match="must be"):
-            gss_replacements(torch.ones(2, 1), torch.ones(2), generator=seeded(0))
+            replaced(torch.ones(2, 1), torch.ones(2), seeded(0))
+        with pytest.raises(InputError, match="at most the memory's 3"):
+            gss_slots(torch.ones(4), torch.ones(2), 3, generator=seeded(0))

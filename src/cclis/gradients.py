@@ -68,52 +68,61 @@ def gem_strengths(products: Tensor, *, margin: float) -> Tensor:
     return margin + torch.from_numpy(above) / lengths
 
 
-def gss_replacements(scores: Tensor, new_scores: Tensor, *, generator: torch.Generator) -> Tensor:
-    """Which slots of a full memory new samples take (GSS-Greedy: Aljundi et al., 2019, Alg. 2).
+def gss_slots(
+    scores: Tensor, new_scores: Tensor, capacity: int, *, generator: torch.Generator
+) -> Tensor:
+    """Where a memory puts the next samples of a stream (GSS-Greedy: Aljundi et al., 2019, Alg. 2).
 
-    One new sample after another, of score c: if c < 1 (no reference points its way), slot i is
-    drawn with probability C_i / Σ C, and taken with probability C_i / (C_i + c). Its score is c
-    from then on.
+    One new sample after another, of score c, takes the next slot while there is a free one. Then,
+    if c < 1 (no reference points its way), slot i is drawn with probability C_i / Σ C, and taken
+    with probability C_i / (C_i + c). Its score is c from then on.
 
     Args:
         scores: C, of the memory's samples: the largest cosine with a reference, plus 1, (M,).
         new_scores: c of every new sample, (n,).
+        capacity: How many samples the memory holds, M or more.
         generator: Source of randomness; two numbers are drawn for every new sample.
 
     Returns:
-        int64 slots in 0..M-1, (n,), on the CPU. -1 stands for a sample that is not kept, or that a
-        later one overrules, so that no slot is named twice.
+        int64 slots in 0..capacity-1, (n,), on the CPU. -1 stands for a sample that is not kept, or
+        that a later one overrules, so that no slot is named twice.
     """
-    if scores.dim() != 1 or new_scores.dim() != 1:
+    if scores.dim() != 1 or new_scores.dim() != 1 or len(scores) > capacity:
         raise InputError(
-            f"scores {tuple(scores.shape)} and {tuple(new_scores.shape)} must be (M,) and (n,)"
+            f"scores {tuple(scores.shape)} and {tuple(new_scores.shape)} must be (M,) and (n,), "
+            f"with M at most the memory's {capacity}"
         )
     # In numpy: a step waits for this, and for so few numbers torch takes three times as long.
-    memory, new = (np.array(v.detach().cpu(), np.float64) for v in (scores, new_scores))
-    for values in (memory, new):
+    old, new = (np.array(v.detach().cpu(), np.float64) for v in (scores, new_scores))
+    for values in (old, new):
         if not ((values >= 0) & np.isfinite(values)).all():
             raise InputError("scores must be finite and not negative: a cosine plus 1")
     draws = torch.rand(
         (len(new), 2), generator=generator, device=generator.device, dtype=torch.float64
     )
     slots = [-1] * len(new)
-    if len(memory) == 0:
+    if capacity == 0:
         return torch.tensor(slots, dtype=torch.int64)
+    memory, count = np.pad(old, (0, capacity - len(old))), len(old)
     holders: dict[int, int] = {}
     for sample, (score, (place, chance)) in enumerate(
         zip(new.tolist(), draws.tolist(), strict=True)
     ):
-        if score >= 1:
+        if count < capacity:
+            slot, count = count, count + 1
+        elif score < 1:
+            bounds = memory.cumsum()
+            slot = int(bounds.searchsorted(place * bounds[-1], side="right"))
+            # Past the end only if all scores are zero, or by rounding.
+            slot = min(slot, capacity - 1)
+            held = float(memory[slot])
+            if chance * (held + score) >= held:
+                continue
+        else:
             continue
-        bounds = memory.cumsum()
-        slot = int(bounds.searchsorted(place * bounds[-1], side="right"))
-        # Past the end only if all scores are zero, or by rounding.
-        slot = min(slot, len(memory) - 1)
-        held = float(memory[slot])
-        if chance * (held + score) < held:
-            if slot in holders:
-                slots[holders[slot]] = -1
-            holders[slot] = sample
-            slots[sample] = slot
-            memory[slot] = score
+        if slot in holders:
+            slots[holders[slot]] = -1
+        holders[slot] = sample
+        slots[sample] = slot
+        memory[slot] = score
     return torch.tensor(slots, dtype=torch.int64)

@@ -58,6 +58,15 @@ def test_gem_is_bounded_by_each_past_task() -> None:
     torch.testing.assert_close(second, F.cross_entropy(logits[7:], some.labels[7:]))
 
 
+@pytest.mark.parametrize("strength", [0.0, 0.5, 2.0])
+def test_gem_leans_towards_past_tasks_by_its_memory_strength(strength: float) -> None:
+    # Past gradients at right angles to one another; the first is harmed by 3, the second by less
+    # than nothing: only where a step is turned at all does γ lean towards both.
+    gradients = torch.tensor([[-3.0, 1.0, 1.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    strengths = method("gem", memory_strength=strength).steer(inner_products(gradients))
+    assert strengths.tolist() == pytest.approx([max(3.0, strength), strength])
+
+
 def test_no_step_of_gem_goes_against_a_past_task(monkeypatch) -> None:
     some = trainer("gem", learning_rate=0.1, memory_strength=0.0)
     digits = load_benchmark("split-digits", limit=40)
@@ -175,20 +184,27 @@ def test_the_first_samples_have_nothing_to_be_compared_with() -> None:
 def test_gss_fills_its_memory_and_then_replaces_by_score() -> None:
     gss, memory, chance = method("gss"), Memory(4), torch.Generator().manual_seed(0)
 
-    def offer(slots: list[int], *scores: float) -> list[int]:
+    def offer(*scores: float) -> list[int]:
         kept = {"score": torch.tensor(scores)}
-        found = gss.admit(torch.tensor(slots), kept, memory, chance)
-        samples = ImageSet(torch.zeros(2, 4, 4, 1, dtype=torch.uint8), torch.tensor([0, 1]))
-        memory.insert(found, samples, kept)
+        # Where a reservoir would put them does not matter.
+        found = gss.admit(torch.zeros(len(scores), dtype=torch.int64), kept, memory, chance)
+        images = torch.zeros(len(scores), 4, 4, 1, dtype=torch.uint8)
+        memory.insert(found, ImageSet(images, torch.arange(len(scores))), kept)
         return found.tolist()
 
-    assert offer([0, 1], 1.7, 1.2) == [0, 1]
-    assert offer([2, 3], 1.7, 1.1) == [2, 3]
+    assert offer(1.7, 1.2) == [0, 1]
+    # In the middle of a batch there is no room left.
+    assert offer(1.7, 1.1, 1.9, 1.8) == [2, 3, -1, -1]
     assert memory.extras["score"].tolist() == pytest.approx([1.7, 1.2, 1.7, 1.1])
     # Full: a sample that points where a reference does is never taken in, an opposite one often.
-    taken = [offer([0, 1], 1.2, 0.01) for _ in range(20)]
+    taken = [offer(1.2, 0.01) for _ in range(20)]
     assert {first for first, _ in taken} == {-1}
     assert any(second >= 0 for _, second in taken)
+
+
+def test_gss_without_a_memory_keeps_nothing() -> None:
+    kept, chance = {"score": torch.tensor([0.1, 1.5])}, torch.Generator()
+    assert method("gss").admit(torch.tensor([-1, -1]), kept, Memory(0), chance).tolist() == [-1, -1]
 
 
 # ---------------------------------------------------------------------------------------- GCR

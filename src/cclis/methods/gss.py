@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cclis.config import GSSConfig
-from cclis.gradients import gss_replacements
+from cclis.gradients import gss_slots
 from cclis.memory import Memory
 from cclis.methods.base import Batch
 from cclis.methods.classifier import ClassifierMethod, weighted_cross_entropy
@@ -58,6 +58,5 @@ class GSS(ClassifierMethod[GSSConfig]):
         self, slots: Tensor, kept: dict[str, Tensor], memory: Memory, generator: torch.Generator
     ) -> Tensor:
         """Fill the memory, then replace by score (Algorithm 2)."""
-        if len(memory) < memory.capacity or not memory.capacity:
-            return slots
-        return gss_replacements(memory.extras["score"], kept["score"], generator=generator)
+        scores = memory.extras.get("score", kept["score"][:0])
+        return gss_slots(scores, kept["score"], memory.capacity, generator=generator)
