@@ -39,6 +39,20 @@ def test_new_classes_follow_labels_and_old_ones_the_network_of_before() -> None:
     torch.testing.assert_close(found, cost.mean())
 
 
+def test_a_known_class_that_comes_again_is_learned_from_its_labels() -> None:
+    method = make()
+    method.begin_task(2)
+    method.begin_task(2)
+    # Of the task: a known class and a new one; of the memory: the known class.
+    labels, proposal = torch.tensor([1, 2, 1]), torch.tensor([-1.0, -1.0, 0.5])
+    some = Batch(torch.rand(3, 1, 4, 4), labels, proposal)
+    logits = method.network.logits(some.images)
+    target = F.one_hot(labels, 6).float()
+    target[1:, :2] = logits[1:, :2].sigmoid().detach()
+    cost = F.binary_cross_entropy_with_logits(logits[:, :4], target[:, :4], reduction="none")
+    torch.testing.assert_close(method.losses(some)["cross_entropy"], cost.mean())
+
+
 def test_old_exemplars_are_cut_from_the_end_and_new_ones_herded() -> None:
     method = make()
     method.count(2, 4)

@@ -310,3 +310,10 @@ def test_the_tables_hold_the_main_heads_matrices(result: dict[str, Any]) -> None
     assert "91.2" not in shown
     assert "77.6" in shown
     assert main_head(result) == "prototype"
+
+
+def test_what_rounds_to_zero_has_no_sign(result: dict[str, Any]) -> None:
+    result["class_il"]["linear"]["forgetting"] = -0.04
+    out = StringIO()
+    Console(file=out, width=120).print(result_tables(result))
+    assert "-0.0" not in out.getvalue()

@@ -96,7 +96,8 @@ def test_a_run_of_another_rule_stands_beside_ours() -> None:
 def test_the_course_of_runs_by_other_rules_stands_below_ours() -> None:
     def run(seed: int, *matrix: list[float | None]) -> dict[str, object]:
         heads = {"linear": {"accuracy": 60.0, "forgetting": 40.0, "matrix": matrix}}
-        return {**result(seed, 0.0), "class_il": heads, "task_il": heads, "task_sizes": [2, 2, 2]}
+        known = {"linear": {"accuracy": 95.0, "forgetting": 3.0, "matrix": matrix}}
+        return {**result(seed, 0.0), "class_il": heads, "task_il": known, "task_sizes": [2, 2, 2]}
 
     ours = run(0, [90.0, None, None], [50.0, 70.0, None], [40.0, 60.0, 80.0])
     whole = {**run(2, [90.0, None, None], [30.0, 70.0, None], [0.0, 0.0, 0.0]), "rule": "another"}
@@ -108,8 +109,8 @@ def test_the_course_of_runs_by_other_rules_stands_below_ours() -> None:
     )
     assert lines[2].startswith("| *the paper* |  | – | – | *74.95 ± 0.61* | *22.59 ± 0.18* |")
     assert lines[3:] == [
-        "| ours | 0 | 90.00 | 60.00 | 60.00 | 40.00 | 60.00 | 40.00 |",
-        "| another | 2 | 90.00 | 50.00 | 60.00 | 40.00 | 60.00 | 40.00 |",
+        "| ours | 0 | 90.00 | 60.00 | 60.00 | 40.00 | 95.00 | 3.00 |",
+        "| another | 2 | 90.00 | 50.00 | 60.00 | 40.00 | 95.00 | 3.00 |",
         "| another | 3 | 80.00 | – | – | – | – | – |",
     ]
     assert course_table([], []) == ""

@@ -34,7 +34,10 @@ class Co2L(TeacherMethod[Co2LConfig, ProjectionNetwork]):
         return ProjectionNetwork(encoder, channels, features, config.embedding, classes)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Only samples of the task are anchors (Section 4.1); λ times the distillation (4.2)."""
+        """Only samples of the task are anchors (Section 4.1); λ times the distillation (4.2).
+
+        The contrast is a mean over the anchors, where the authors divide by all rows.
+        """
         embeddings = self.network.embed(batch.images)
         anchors = batch.proposal < 0
         temperature = self.config.temperature

@@ -46,8 +46,7 @@ def results_table(results: Sequence[Result]) -> str:
     """A row for every benchmark, memory, method and head, after what was published."""
     rows = []
     for (benchmark, method, memory), runs in _rows([run for run in results if not variation(run)]):
-        elsewhere = rows_elsewhere(benchmark, memory, method)
-        published = {PAPER: paper_row(benchmark, memory, method), **elsewhere}
+        published = published_rows(benchmark, memory, method)
         rows += [[benchmark, str(memory), method, *row] for row in _by_head(published, runs)]
     return markdown(("benchmark", "memory", "method", "head", *SCORES, "runs"), rows)
 
@@ -129,20 +128,18 @@ def course_table(results: Sequence[Result], found: Sequence[Result]) -> str:
     and of runs by other rules, some of which may not have ended."""
     if not found:
         return ""
-    which, tasks = ("benchmark", "memory", "method"), len(found[0]["task_sizes"])
-    row = [found[0][key] for key in which]
-    published = {PAPER: paper_row(*row), **rows_elsewhere(*row)}
-    rows = [
-        [where, "", *["–"] * (tasks - 1), *cells] for where, *cells, _ in _by_head(published, [])
-    ]
-    same = [run for run in results if [run[key] for key in which] == row and not variation(run)]
+    tasks = len(found[0]["task_sizes"])
+    which = {key: found[0][key] for key in ("benchmark", "memory", "method")}
+    published = _by_head(published_rows(**which), [])
+    rows = [[where, "", *["–"] * (tasks - 1), *cells] for where, *cells, _ in published]
+    same = [run for run in results if which.items() <= run.items() and not variation(run)]
     for run in (*({**run, "rule": "ours"} for run in same), *found):
         head = compared_head(run)
         matrix = run["class_il"][head]["matrix"]
         course = [f"{statistics.fmean(row[: task + 1]):.2f}" for task, row in enumerate(matrix)]
-        ended = len(matrix) == tasks
-        scores = [f"{run[s][head][key]:.2f}" if ended else "–" for s, key in COLUMNS]
         gap = ["–"] * (tasks - 1 - len(matrix))
+        ended = len(matrix) == tasks
+        scores = [f"{run[scenario][head][key]:.2f}" if ended else "–" for scenario, key in COLUMNS]
         rows.append([run["rule"], str(run["seed"]), *course[: tasks - 1], *gap, *scores])
     columns = [f"after {task}" for task in range(2, tasks)]
     return markdown(("rule", "seed", "Class-IL after 1 task", *columns, *SCORES), rows)
@@ -407,12 +404,13 @@ def paper_row(benchmark: str, memory: int, method: str, changed: str = "") -> di
     return found
 
 
-def rows_elsewhere(benchmark: str, memory: int, method: str) -> dict[str, Result]:
-    """What other papers print for a row, by paper; empty where one has none."""
-    return {
+def published_rows(benchmark: str, memory: int, method: str) -> dict[str, Result]:
+    """What the paper and others print for a row, by paper; empty where one has none."""
+    elsewhere = {
         where: rows.get(benchmark, {}).get(str(memory), {}).get(method, {})
         for where, rows in _paper()["elsewhere"].items()
     }
+    return {PAPER: paper_row(benchmark, memory, method), **elsewhere}
 
 
 def paper_row_of_study(study: str, benchmark: str, memory: int, variant: str) -> dict[str, Any]:

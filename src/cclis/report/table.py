@@ -55,7 +55,7 @@ def _averages_table(result: Mapping[str, Any]) -> Table:
         table.add_column(name, justify="right")
     for head in result["class_il"]:
         numbers = [
-            f"{result[scenario][head][key]:.1f}"
+            f"{result[scenario][head][key]:z.1f}"
             for scenario in SCENARIOS
             for key in ("accuracy", "forgetting", "backward_transfer")
         ]
