@@ -48,10 +48,10 @@ def nearest(gradient: Tensor, references: Tensor) -> Tensor:
     return torch.from_numpy(found.x)
 
 
-def project(gradient: Tensor, references: Tensor, *, margin: float) -> Tensor:
+def project(gradient: Tensor, references: Tensor, *, margin: float, ridge: float = 0.0) -> Tensor:
     """The gradient to follow: g + G'v."""
     products = inner_products(torch.cat([gradient[None], references]))
-    strengths = gem_strengths(products, margin=margin)
+    strengths = gem_strengths(products, margin=margin, ridge=ridge)
     return torch.addmv(gradient, references.T, strengths.to(references))
 
 
@@ -107,17 +107,19 @@ class TestProject:
         assert (turned - gradient).norm() <= (expected - gradient).norm() + 1e-6 * gradient.norm()
 
     @SETTINGS
-    @given(conflicts(), st.sampled_from([0.0, 0.1, 0.5]))
+    @given(conflicts(), st.sampled_from([0.0, 0.1, 0.5]), st.sampled_from([0.0, 1e-3, 0.5]))
     def test_against_a_bounded_solver_of_the_dual(
-        self, case: tuple[Tensor, Tensor], margin: float
+        self, case: tuple[Tensor, Tensor], margin: float, ridge: float
     ) -> None:
         gradient, references = case
-        # The dual of Eq. 11 is half of |G'v + g|², but for a constant.
+        # The dual of Eq. 11 is half of |G'v + g|², but for a constant; the ridge adds its |v|².
+        tall = torch.cat([references.T, ridge**0.5 * torch.eye(len(references)).double()])
+        right = torch.cat([-gradient, gradient.new_zeros(len(references))])
         strengths = optimize.lsq_linear(
-            references.T.numpy(), -gradient.numpy(), bounds=(margin, np.inf), method="bvls"
+            tall.numpy(), right.numpy(), bounds=(margin, np.inf), method="bvls"
         ).x
         expected = gradient + references.T @ torch.from_numpy(strengths)
-        turned = project(gradient, references, margin=margin)
+        turned = project(gradient, references, margin=margin, ridge=ridge)
         torch.testing.assert_close(turned, expected, rtol=1e-4, atol=1e-4)
 
     @pytest.mark.parametrize("margin", [0.0, 0.5])
@@ -196,6 +198,10 @@ class TestProject:
             gem_strengths(torch.ones(0, 0), margin=0.5)
         with pytest.raises(InputError, match=r"-0\.5"):
             gem_strengths(torch.ones(3, 3), margin=-0.5)
+        with pytest.raises(InputError, match=r"ridge -0\.1"):
+            gem_strengths(torch.ones(3, 3), margin=0.5, ridge=-0.1)
+        with pytest.raises(InputError, match="ridge nan"):
+            gem_strengths(torch.ones(3, 3), margin=0.5, ridge=math.nan)
 
 
 def loop_slots(

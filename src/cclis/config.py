@@ -340,6 +340,10 @@ class GEMOptions(Options):
 
     memory_strength: float = 0.5
     """γ: how far a step leans towards every past task."""
+    gradient_ridge: float = 0.0
+    """Added to the product of a past task's gradient with itself; 0.001 in the authors' code."""
+    samples_per_class: int | None = None
+    """Samples kept for each class so far, where they fit; none fills the memory at once."""
 
 
 @dataclass(frozen=True)
@@ -462,12 +466,12 @@ CONFIGS: dict[str, type[Config]] = {
 _AT_LEAST_ONE = {
     "epochs", "first_epochs", "width", "embedding", "image_size", "tasks",
     "limit", "threads", "replay_batch_size", "candidates", "trials", "seeds",
-    "probe_epochs", "probe_batch_size", "mean_passes", "score_passes",
+    "probe_epochs", "probe_batch_size", "mean_passes", "score_passes", "samples_per_class",
 }  # fmt: skip
 _NOT_NEGATIVE = {
     "memory", "seed", "padding", "momentum", "weight_decay", "warmup_epochs", "distill_weight",
     "class_order", "checkpoint_minutes", "logit_weight", "label_weight",
-    "memory_strength", "weight_ridge", "map_samples",
+    "memory_strength", "gradient_ridge", "weight_ridge", "map_samples",
 }  # fmt: skip
 _POSITIVE = {
     "learning_rate", "probe_learning_rate", "paper_probe_learning_rate", "prototype_learning_rate",

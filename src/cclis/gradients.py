@@ -34,7 +34,7 @@ def inner_products(rows: Tensor) -> Tensor:
     return products
 
 
-def gem_strengths(products: Tensor, *, margin: float) -> Tensor:
+def gem_strengths(products: Tensor, *, margin: float, ridge: float = 0.0) -> Tensor:
     """How far to turn a gradient towards those of past tasks, so that none of them is harmed (GEM:
     Lopez-Paz & Ranzato, 2017, Eqs. 8-11).
 
@@ -46,23 +46,27 @@ def gem_strengths(products: Tensor, *, margin: float) -> Tensor:
     Args:
         products: Of the rows g and G with one another, float64 (1 + T, 1 + T) on the CPU.
         margin: The memory strength γ, 0 or more: how far to lean towards every past task.
+        ridge: Added to the diagonal of GG', 0 or more: short gradients, of tasks that are learned
+            by heart, then turn g less than they should.
 
     Returns:
         v, (T,).
     """
     if products.dim() != 2 or not len(products) or len(products) != products.shape[1]:
         raise InputError(f"products of all gradients must be square, not {tuple(products.shape)}")
-    if not margin >= 0:
-        raise InputError(f"the margin must not be negative, but is {margin}")
+    if not (margin >= 0 and ridge >= 0):
+        raise InputError(f"margin {margin} and ridge {ridge} must not be negative")
     slopes, gram = products[1:, 0], products[1:, 1:]
     if not bool(torch.isfinite(products[1:]).all()):
         return torch.full_like(slopes, torch.nan)
     if bool((slopes >= 0).all()):
         return torch.zeros_like(slopes)
+    eye = torch.eye(len(gram), dtype=gram.dtype)
+    gram = gram + ridge * eye
     # In units of the references' lengths: tasks whose gradients are tiny count like any other.
     lengths = gram.diagonal().sqrt()
     lengths = torch.where(lengths > 0, lengths, 1.0)
-    cosines = gram / torch.outer(lengths, lengths) + RIDGE * torch.eye(len(gram), dtype=gram.dtype)
+    cosines = gram / torch.outer(lengths, lengths) + RIDGE * eye
     linear = slopes / lengths + cosines @ (margin * lengths)
     above = non_negative(cosines.numpy(), -linear.numpy())
     return margin + torch.from_numpy(above) / lengths

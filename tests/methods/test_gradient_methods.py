@@ -67,6 +67,26 @@ def test_gem_leans_towards_past_tasks_by_its_memory_strength(strength: float) ->
     assert strengths.tolist() == pytest.approx([max(3.0, strength), strength])
 
 
+def test_a_task_learned_by_heart_hardly_restrains_gem_with_a_ridge() -> None:
+    # A step against a past gradient of length 1/100, whose product with itself is a tenth of 0.001.
+    products = inner_products(torch.tensor([[-1.0], [0.01]]).double())
+    for ridge, expected in ((0.0, 1 / 0.01), (1e-3, 0.01 / (1e-4 + 1e-3))):
+        gem = method("gem", memory_strength=0.0, gradient_ridge=ridge)
+        assert gem.steer(products).tolist() == pytest.approx([expected])
+
+
+@pytest.mark.parametrize(("most", "kept"), [(None, 12), (3, 6), (100, 12)])
+def test_gem_leaves_room_for_classes_to_come_where_it_is_told_to(
+    most: int | None, kept: int
+) -> None:
+    gem = method("gem", samples_per_class=most)
+    gem.count(0, 2)
+    labels = torch.arange(40) % 2
+    visible = Visible(labels, lambda augmented: Representation(labels, labels))
+    chosen = gem.keep(visible, 12, torch.Generator().manual_seed(0)).indices
+    assert labels[chosen].bincount().tolist() == [kept // 2, kept // 2]
+
+
 def test_no_step_of_gem_goes_against_a_past_task(monkeypatch) -> None:
     some = trainer("gem", learning_rate=0.1, memory_strength=0.0)
     digits = load_benchmark("split-digits", limit=40)

@@ -29,8 +29,11 @@ class GEM(ClassifierMethod[GEMConfig]):
 
     def steer(self, products: Tensor) -> Tensor:
         """To the nearest gradient that agrees with those of all past tasks (Eq. 8)."""
-        return gem_strengths(products, margin=self.config.memory_strength)
+        strength, ridge = self.config.memory_strength, self.config.gradient_ridge
+        return gem_strengths(products, margin=strength, ridge=ridge)
 
     def keep(self, visible: Visible, capacity: int, generator: torch.Generator) -> Kept:
         """Samples at random, as many of every class; the paper keeps the last ones of each task."""
+        if self.config.samples_per_class is not None:
+            capacity = min(capacity, self.config.samples_per_class * self.seen)
         return random_choice(visible.labels, capacity, generator)
