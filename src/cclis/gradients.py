@@ -107,7 +107,7 @@ def gss_slots(
     slots = [-1] * len(new)
     if capacity == 0:
         return torch.tensor(slots, dtype=torch.int64)
-    memory, count = np.pad(old, (0, capacity - len(old))), len(old)
+    memory, count = np.concatenate([old, np.zeros(capacity - len(old))]), len(old)
     holders: dict[int, int] = {}
     for sample, (score, (place, chance)) in enumerate(
         zip(new.tolist(), draws.tolist(), strict=True)
