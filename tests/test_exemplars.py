@@ -60,6 +60,19 @@ class TestReservoir:
         assert len(set(taken)) == len(taken)
         assert all(slot < capacity for slot in taken)
 
+    @SETTINGS
+    @given(st.integers(0, 60), st.integers(0, 25), st.integers(0, 9), st.integers(0, 6))
+    def test_batches_at_once_are_those_one_by_one(
+        self, seen: int, capacity: int, count: int, batches: int
+    ) -> None:
+        at_once, one_by_one = seeded(seen + count), seeded(seen + count)
+        slots = reservoir_slots(seen, capacity, count, generator=at_once, batches=batches)
+        for batch, of_batch in enumerate(slots.view(batches, count)):
+            before = seen + batch * count
+            expected = reservoir_slots(before, capacity, count, generator=one_by_one)
+            assert torch.equal(of_batch, expected)
+        assert torch.equal(at_once.get_state(), one_by_one.get_state())
+
     @pytest.mark.parametrize("chunks", [[30], [10, 10, 10], [1] * 30, [3, 0, 20, 7]])
     def test_every_sample_is_kept_alike(self, chunks: list[int]) -> None:
         streams, kept, generator = 1000, torch.zeros(30), seeded(sum(chunks) + len(chunks))
@@ -108,6 +121,10 @@ class TestReservoir:
     def test_negative_numbers(self, arguments: tuple[int, int, int]) -> None:
         with pytest.raises(InputError, match="negative"):
             reservoir_slots(*arguments, generator=seeded(0))
+
+    def test_a_negative_number_of_batches(self) -> None:
+        with pytest.raises(InputError, match="negative"):
+            reservoir_slots(1, 2, 3, generator=seeded(0), batches=-1)
 
 
 def distances(features: Tensor, chosen: list[int]) -> dict[int, float]:

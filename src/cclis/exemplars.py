@@ -16,8 +16,10 @@ USEFUL = 1e-6
 """Smallest cosine of a gradient with the target that counts as more than rounding."""
 
 
-def reservoir_slots(seen: int, capacity: int, count: int, *, generator: torch.Generator) -> Tensor:
-    """Where a reservoir puts the next samples of a stream (Algorithm R: Vitter, 1985), (count,).
+def reservoir_slots(
+    seen: int, capacity: int, count: int, *, generator: torch.Generator, batches: int = 1
+) -> Tensor:
+    """Where a reservoir puts the next samples of a stream (Algorithm R: Vitter, 1985).
 
     Sample n of the stream, from 0, takes slot n while n < capacity. A later one draws r evenly
     from 0..n and takes slot r if there is one. After any number of samples, each of them is kept
@@ -26,27 +28,32 @@ def reservoir_slots(seen: int, capacity: int, count: int, *, generator: torch.Ge
     Args:
         seen: How many samples have passed before.
         capacity: How many samples the memory holds.
-        count: How many samples come now.
+        count: How many samples come at a time.
         generator: Source of randomness; one number is drawn for every sample.
+        batches: How often so many come.
 
     Returns:
-        int64 slots in 0..capacity-1, on the CPU. -1 stands for a sample that is not kept, or that
-        a later one of the same call overrules, so that no slot is named twice.
+        int64 slots in 0..capacity-1, (batches · count,) on the CPU. -1 stands for a sample that is
+        not kept, or that a later one of its batch overrules, so that no batch names a slot twice.
     """
-    if min(seen, capacity, count) < 0:
+    if min(seen, capacity, count, batches) < 0:
         raise InputError(
-            "samples seen, capacity and count must not be negative, but are "
-            f"{seen}, {capacity} and {count}"
+            "samples seen, capacity, count and batches must not be negative, but are "
+            f"{seen}, {capacity}, {count} and {batches}"
         )
-    position = torch.arange(count)
+    position = torch.arange(batches * count)
     number = seen + position
-    draws = torch.rand(count, generator=generator, device=generator.device, dtype=torch.float64)
+    draws = torch.rand(
+        len(number), generator=generator, device=generator.device, dtype=torch.float64
+    )
     drawn = (draws.cpu() * (number + 1)).long()
     slots = torch.where(number < capacity, number, drawn)
     slots = torch.where(slots < capacity, slots, -1)
-    last = position.new_zeros(capacity + 1)
-    last = last.scatter_reduce(0, slots + 1, position, reduce="amax")
-    return torch.where(last[slots + 1] == position, slots, -1)
+    # Every batch has places of its own, the first for what is not kept.
+    place = position // max(1, count) * (capacity + 1) + slots + 1
+    last = position.new_zeros(batches * (capacity + 1))
+    last = last.scatter_reduce(0, place, position, reduce="amax")
+    return torch.where(last[place] == position, slots, -1)
 
 
 def herding(features: Tensor, count: int) -> Tensor:

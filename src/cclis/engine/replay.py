@@ -78,13 +78,10 @@ class Replay:
         """For the steps of an epoch of which some are done: inputs, and where new samples go."""
         of_task, of_memory, slots = (rows[done:] for rows in self._plan(len(task), how, done))
         chosen = (task.images[indices] for indices in of_task.to(task.images.device))
-        fed = feed(chosen, self._device)
-        for images, indices, replayed, where in zip(fed, of_task, of_memory, slots, strict=True):
-            new = {
-                "images": images,
-                "labels": task.labels[indices],
-                "proposal": torch.full((how.task,), -1.0, device=self._device),
-            }
+        fed, labels = feed(chosen, self._device), task.labels[of_task]
+        not_replayed = torch.full((how.task,), -1.0, device=self._device)
+        for images, known, replayed, where in zip(fed, labels, of_memory, slots, strict=True):
+            new = {"images": images, "labels": known, "proposal": not_replayed}
             past = self._past(new, replayed) if how.replay else {}
             rows = {k: torch.cat([v, past.pop(k)]) if k in past else v for k, v in new.items()}
             views = self._method.views
@@ -124,13 +121,9 @@ class Replay:
         kept, most = before + self._memory.replayed(passed), before + self._memory.capacity
         of_memory = self._here(draw_beside(kept, most, how, replays, chance))
         room = self._memory.reservoir or self._memory.capacity
-        slots = torch.stack(
-            [
-                reservoir_slots(seen + step * how.task, room, how.task, generator=chance)
-                for step in range(how.steps)
-            ]
-        )
-        return of_task, of_memory, torch.where(slots < 0, slots, before + slots)
+        slots = reservoir_slots(seen, room, how.task, generator=chance, batches=how.steps)
+        slots = torch.where(slots < 0, slots, before + slots)
+        return of_task, of_memory, slots.view(how.steps, how.task)
 
     def _past(self, new: Inputs, replayed: Tensor) -> Inputs:
         """The replayed samples; while nothing has been kept, copies of the task's stand in."""
