@@ -1,10 +1,10 @@
 """How long a training step takes to compile where nothing was compiled before, and how fast it is.
 
-    python benchmarks/compiling.py [--out results/compiling]
+    python benchmarks/compiling.py [--quick] [--methods cclis er] [--out results/compiling]
 
-The paper's step (ResNet-18, batches of 512 images of 32×32), each way in a process of its own with
-an empty cache: as the package compiles, and with several candidates tried for every pointwise
-kernel, as torch does by itself. Needs a GPU. Prints and writes JSON.
+The first task of Seq-CIFAR-10 (random images) by a method's recipe, compiled as the package does
+and in other ways, each in a process of its own with an empty cache. They compile all at once, and
+are timed one after another when all have. Needs a GPU. Prints and writes JSON.
 """
 
 from __future__ import annotations
@@ -19,49 +19,87 @@ import time
 from pathlib import Path
 from typing import Any
 
+from methods import images_of
 from summary import write_summary
-from throughput import images_of, make_trainer
 
+from cclis.config import make_config, recipe_settings
 from cclis.engine.device import device_name
+from cclis.engine.trainer import Trainer
+from cclis.methods import METHODS
 from cclis.nn import compiling
 
-WAYS = {"as it comes": False, "the best of several": True}
-EPOCHS, WARMED_UP, SAMPLES = 40, 10, 10240
+WAYS: dict[str, dict[str, Any]] = {
+    "as the package does": {},
+    "a launch for each": {"combo_kernels": False},
+    "the best of several": {"triton.autotune_pointwise": True},
+}
+STEPS, SAMPLES, WIDTH = 1000, 10_240, 64
+QUICK = 1, 64, 8
+COMPILED = "compiled\n"
 
 
-def measure(way: str) -> dict[str, Any]:
-    """Seconds until the first epoch is over, and images a second when all is compiled."""
-    compiling.OPTIONS["triton.autotune_pointwise"] = WAYS[way]
-    trainer, ends = make_trainer(32, 512, EPOCHS), list[float]()
+def measure(method: str, way: str, steps: int, samples: int, width: int) -> dict[str, Any]:
+    """Seconds until the first epoch is over, and images of the task a second from the second on."""
+    compiling.OPTIONS.update(WAYS[way])
+    settings = recipe_settings("seq-cifar10", method, 200) | {"memory": 200, "width": width}
+    settings.pop("method")
+    batch = make_config(method, settings).batch_size
+    settings |= {"epochs": 2 + -(-steps * batch // samples), "first_epochs": None}
+    trainer = Trainer(make_config(method, settings), (32, 32, 3), 10)
+    ends: list[float] = []
+
+    def note(_: object) -> None:
+        ends.append(time.perf_counter())
+        if len(ends) == 1:
+            print(COMPILED, end="", flush=True)
+            sys.stdin.readline()
+
     started = time.perf_counter()
-    trainer.learn(images_of(32, SAMPLES, 0), 2, lambda _: ends.append(time.perf_counter()))
+    trainer.learn(images_of(samples, 0), 2, note)
     return {
+        "method": method,
         "pointwise": way,
         "first_epoch_seconds": ends[0] - started,
         "compile_seconds": compiling.seconds_compiling(),
-        "images_per_second": SAMPLES * (EPOCHS - WARMED_UP) / (ends[-1] - ends[WARMED_UP - 1]),
+        "images_per_second": samples * (len(ends) - 2) / (ends[-1] - ends[1]),
         "device": device_name(trainer.fabric.device),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a few steps alone")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=["cclis", "er"])
     parser.add_argument("--out", type=Path, default=Path("results/compiling"))
-    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.way:
-        print(json.dumps(measure(arguments.way)))
+    if arguments.one:
+        size = QUICK if arguments.quick else (STEPS, SAMPLES, WIDTH)
+        print(json.dumps(measure(*arguments.one, *size)))
         return
-    found = []
-    for way in WAYS:
-        with tempfile.TemporaryDirectory() as cache:
-            places = {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/triton"}
-            command = [sys.executable, __file__, "--way", way]
-            done = subprocess.run(
-                command, env={**os.environ, **places}, stdout=subprocess.PIPE, check=True
-            )
-        found.append(json.loads(done.stdout.splitlines()[-1]))
-        print(json.dumps(found[-1]))
+    running = []
+    with tempfile.TemporaryDirectory() as caches:
+        for method in arguments.methods:
+            for way in WAYS:
+                cache = Path(caches, str(len(running)))
+                places = {"TORCHINDUCTOR_CACHE_DIR": f"{cache}", "TRITON_CACHE_DIR": f"{cache}/t"}
+                command = [sys.executable, __file__, "--one", method, way]
+                running.append(
+                    subprocess.Popen(
+                        command + ["--quick"] * arguments.quick,
+                        env={**os.environ, **places},
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        text=True,
+                    )
+                )
+        for process in running:
+            assert process.stdout is not None
+            if COMPILED not in iter(process.stdout.readline, ""):
+                sys.exit("one of the ways failed")
+        found = [json.loads(process.communicate("\n")[0].splitlines()[-1]) for process in running]
+    for way in found:
+        print(json.dumps(way))
     ways = [{k: v for k, v in way.items() if k != "device"} for way in found]
     write_summary(arguments.out, found[0]["device"], {"ways": ways})
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, fx
 from torch._dynamo import config, reset
+from torch._inductor import list_options
 
-from cclis.nn.compiling import allow_shapes
+from cclis.nn.compiling import OPTIONS, allow_shapes
 from cclis.nn.conv import ConvEncoder
 
 
@@ -27,3 +28,8 @@ def test_an_encoder_is_compiled_for_every_batch_size() -> None:
         for size in range(2, 14):
             encoder(torch.rand(size, 1, 8, 8))
     assert len(graphs) == 12
+
+
+def test_torch_knows_the_options() -> None:
+    # It refuses others only when something is compiled, which the tests do on a GPU alone.
+    assert OPTIONS.keys() <= set(list_options())

@@ -194,9 +194,10 @@ def speed_table(found: Sequence[Result]) -> str:
 
 
 def compiling_table(found: Sequence[Result]) -> str:
-    """What trying several candidates for every pointwise kernel costs and gives."""
+    """What ways to compile pointwise kernels cost and give."""
     rows = [
         [
+            way["method"],
             way["pointwise"],
             f"{way['first_epoch_seconds']:.1f} s",
             f"{way['images_per_second']:,.0f}",
@@ -205,7 +206,7 @@ def compiling_table(found: Sequence[Result]) -> str:
         for machine in found
         for way in machine["ways"]
     ]
-    header = ("pointwise kernels", "first epoch over after", "images/s then", "device")
+    header = ("method", "pointwise kernels", "first epoch over after", "images/s then", "device")
     return markdown(header, rows)
 
 
