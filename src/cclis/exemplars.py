@@ -144,6 +144,35 @@ def matching_pursuit(
     return indices, torch.from_numpy(weights).to(gradients)
 
 
+def weighted_coreset(
+    gradients: Tensor, before: Tensor, count: int, *, ridge: float
+) -> tuple[Tensor, Tensor]:
+    """Samples of one class that stand for all of it, and their weights (GCR: Tiwari et al., 2022).
+
+    Samples are picked and weighed so that their gradient comes near that of all samples with the
+    weights they had before (Eq. 4). Where fewer suffice, others fill the room with the weights they
+    had (1 in the authors' code). Where a class is learned well these are more than the ridge leaves
+    to those picked, and the gradient may become another. Together they weigh as much as all samples
+    did: what is kept of a class stands for all of it, the fewer the more each.
+
+    Args:
+        gradients: A gradient per sample, (N, D); those of samples that weigh nothing come last.
+        before: The weight of each, 0 or more, (N,); one that weighs nothing stands for itself.
+        count: How many samples to keep at most.
+        ridge: Price of large weights, 0 or more.
+
+    Returns:
+        Indices, int64, and their weights, both (min(count, N),), those picked first.
+    """
+    some = before > 0
+    each = before.where(some, 1)
+    chosen, weight = matching_pursuit(gradients[some], before @ gradients, count, ridge=ridge)
+    rest = torch.ones_like(before).index_fill(0, chosen, 0).nonzero()[:, 0]
+    more = rest[: count - len(chosen)]
+    weights = torch.cat([weight, each[more]])
+    return torch.cat([chosen, more]), weights / weights.sum() * each.sum()
+
+
 def _check_finite(values: Tensor, name: str) -> None:
     if not bool(torch.isfinite(values).all()):
         raise InputError(f"{name} hold NaN or infinite values: the network has diverged")

@@ -13,6 +13,7 @@ from cclis import load_benchmark
 from cclis.config import CONFIGS, make_config
 from cclis.data.images import ImageSet
 from cclis.engine.trainer import Trainer
+from cclis.exemplars import weighted_coreset
 from cclis.gradients import gem_strengths, inner_products
 from cclis.memory import Memory
 from cclis.methods import METHODS, Batch, Visible
@@ -246,9 +247,9 @@ def test_gcr_weighs_what_it_replays() -> None:
     torch.testing.assert_close(found["labels"], expected)
 
 
-def gcr_of(features: int, classes: int, seen: int) -> Any:
+def gcr_of(features: int, classes: int, seen: int, **settings: Any) -> Any:
     torch.manual_seed(0)
-    config = CONFIGS["gcr"](logit_weight=0.7, label_weight=0.4)
+    config = CONFIGS["gcr"](logit_weight=0.7, label_weight=0.4, **settings)
     network = METHODS["gcr"].make_network(config, nn.Flatten(), 1, features, classes)
     gcr = METHODS["gcr"](config, network)
     gcr.count(0, seen)
@@ -277,6 +278,18 @@ def test_the_coreset_is_balanced_weighted_and_has_the_logits_of_before() -> None
         before = visible.extras["weight"][labels == label]
         assert float(now.sum()) == pytest.approx(float(before.sum()), rel=1e-4)
     assert torch.equal(kept.extras["logits"], visible.extras["logits"][kept.indices])
+
+
+def test_the_setting_is_the_ridge_of_the_coreset() -> None:
+    features = torch.rand(12, 5, generator=torch.Generator().manual_seed(1))
+    for ridge in (0.1, 5.0):
+        gcr = gcr_of(5, 3, 1, weight_ridge=ridge)
+        visible = candidates(gcr, torch.zeros(12, dtype=torch.int64), features)
+        kept = gcr.keep(visible, 4, torch.Generator())
+        gradients = gcr._gradients(features, visible.extras["logits"], 0)
+        rows, weight = weighted_coreset(gradients, visible.extras["weight"], 4, ridge=ridge)
+        assert torch.equal(kept.indices, rows)
+        torch.testing.assert_close(kept.extras["weight"], weight)
 
 
 @pytest.mark.parametrize(("first_epochs", "epochs"), [(None, 1), (1, 1), (None, 2), (2, 1), (1, 2)])
@@ -375,7 +388,7 @@ def test_the_coresets_gradient_points_where_that_of_all_does() -> None:
     gradients = gcr._gradients(features, torch.randn(60, 4, generator=chance), 0)
     before = 3 * torch.rand(60, generator=chance)
     target = before @ gradients
-    chosen, weight = gcr._coreset(gradients, before, 6)
+    chosen, weight = weighted_coreset(gradients, before, 6, ridge=0.5)
     reached = agreement(gradients[chosen], weight, target)
     assert reached > agreement(gradients[chosen], torch.ones(6), target)
     random = [torch.randperm(60, generator=torch.Generator().manual_seed(s))[:6] for s in range(50)]
@@ -387,39 +400,37 @@ def test_weights_of_a_coreset_are_those_of_the_ridge_scaled_to_what_all_weighed(
     quota: int,
 ) -> None:
     # Orthogonal: min |t - Σ w g|² + λ|w|² has w = b |g|² / (|g|² + λ), b the weights before.
-    gcr = gcr_of(2, 2, 2)
     norms, before = torch.tensor([1.0, 2.0, 0.1, 0.5]), torch.tensor([1.0, 2.0, 1.0, 4.0])
-    chosen, weight = gcr._coreset(torch.diag(norms), before, quota)
+    chosen, weight = weighted_coreset(torch.diag(norms), before, quota, ridge=0.3)
     assert chosen.tolist() == [1, 0, 3, 2][:quota]
-    fitted = (before * norms**2 / (norms**2 + gcr.config.weight_ridge))[chosen]
+    fitted = (before * norms**2 / (norms**2 + 0.3))[chosen]
     torch.testing.assert_close(weight, fitted * 8 / fitted.sum())
 
 
 def test_what_was_got_wrong_does_not_say_where_to() -> None:
-    gcr = gcr_of(2, 2, 2)
     right, wrong = [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]], [[-1.0, 0.0]] * 6
     before = torch.tensor([1.0] * 4 + [0.0] * 6)
-    chosen, weight = gcr._coreset(torch.tensor(right + wrong), before, 2)
+    chosen, weight = weighted_coreset(torch.tensor(right + wrong), before, 2, ridge=0.5)
     assert sorted(row // 2 for row in chosen.tolist()) == [0, 1]
     assert weight.tolist() == pytest.approx([5, 5])
 
 
 def test_where_a_few_suffice_others_fill_the_room_with_the_weights_they_had() -> None:
-    gcr = gcr_of(2, 2, 2)
     # The second row is against the sum of all, 3.9, of which the ridge of 0.5 leaves 2.6.
     gradients = torch.tensor([[1.0, 0.0], [-0.05, 0.0], [1.0, 0.0]])
     for quota, fitted in ((1, [2.6]), (2, [2.6, 2]), (3, [2.6, 2, 1])):
-        chosen, weight = gcr._coreset(gradients, torch.tensor([4.0, 2.0, 0.0]), quota)
+        before = torch.tensor([4.0, 2.0, 0.0])
+        chosen, weight = weighted_coreset(gradients, before, quota, ridge=0.5)
         assert chosen.tolist() == [0, 1, 2][:quota]
         assert weight.tolist() == pytest.approx([7 * w / sum(fitted) for w in fitted])
 
 
 @pytest.mark.parametrize("rows", [0, 4])
 def test_where_there_is_no_room_nothing_is_kept(rows: int) -> None:
-    chosen, weight = gcr_of(2, 2, 2)._coreset(torch.rand(rows, 2), torch.ones(rows), 0)
+    chosen, weight = weighted_coreset(torch.rand(rows, 2), torch.ones(rows), 0, ridge=0.5)
     assert len(chosen) == len(weight) == 0
 
 
 def test_gradients_that_have_all_but_vanished_give_weights() -> None:
-    _, weight = gcr_of(2, 2, 2)._coreset(torch.full((4, 2), 1e-20), torch.ones(4), 2)
+    _, weight = weighted_coreset(torch.full((4, 2), 1e-20), torch.ones(4), 2, ridge=0.5)
     assert weight.tolist() == pytest.approx([2, 2], rel=1e-3)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cclis.config import GCRConfig
-from cclis.exemplars import matching_pursuit
+from cclis.exemplars import weighted_coreset
 from cclis.methods.base import Batch, Kept, Visible
 from cclis.methods.classifier import weighted_mean
 from cclis.methods.der import DarkReplay
@@ -66,7 +66,8 @@ class GCR(DarkReplay[GCRConfig]):
             rows = (visible.labels == label).nonzero()[:, 0]
             rows = rows[(before[rows] == 0).argsort(stable=True)]
             gradients = self._gradients(features[rows], stored[rows], label)
-            chosen, weight = self._coreset(gradients, before[rows], quota)
+            ridge = self.config.weight_ridge
+            chosen, weight = weighted_coreset(gradients, before[rows], quota, ridge=ridge)
             indices.append(rows[chosen])
             weights.append(weight)
         kept = torch.cat(indices)
@@ -85,22 +86,3 @@ class GCR(DarkReplay[GCRConfig]):
         of_logits = 2 * (logits - stored) / logits.shape[1]
         error = self.config.label_weight * of_label + self.config.logit_weight * of_logits
         return (error[:, :, None] * F.pad(features, (0, 1), value=1.0)[:, None, :]).flatten(1)
-
-    def _coreset(self, gradients: Tensor, before: Tensor, quota: int) -> tuple[Tensor, Tensor]:
-        """At most `quota` rows of one class, and weights.
-
-        Rows are picked and weighed so that their gradient comes near that of all rows with the
-        weights they had before (Eq. 4). Where fewer suffice, others fill the room with the weights
-        they had (1 in the authors' code). Where a class is learned well these are more than the
-        ridge leaves to those picked, and the gradient may become another. Together they weigh as
-        much as all rows did: what is kept of a class stands for all of it, the fewer the more each.
-        Rows that weigh nothing come last, and count as one each.
-        """
-        some = before > 0
-        each = before.where(some, 1)
-        target, ridge = before @ gradients, self.config.weight_ridge
-        chosen, weight = matching_pursuit(gradients[some], target, quota, ridge=ridge)
-        rest = torch.ones_like(before).index_fill(0, chosen, 0).nonzero()[:, 0]
-        more = rest[: quota - len(chosen)]
-        weights = torch.cat([weight, each[more]])
-        return torch.cat([chosen, more]), weights / weights.sum() * each.sum()
