@@ -22,16 +22,16 @@ from typing import Any
 from methods import images_of
 from summary import write_summary
 
-from cclis.config import make_config, recipe_settings
+from cclis.config import keeps_samples, make_config, recipe_settings
 from cclis.engine.device import device_name
 from cclis.engine.trainer import Trainer
 from cclis.methods import METHODS
 from cclis.nn import compiling
 
 WAYS: dict[str, dict[str, Any]] = {
-    "as the package does": {},
+    "shared launches": {},
     "a launch for each": {"combo_kernels": False},
-    "the best of several": {"triton.autotune_pointwise": True},
+    "shared launches, the best of several": {"triton.autotune_pointwise": True},
 }
 STEPS, SAMPLES, WIDTH = 1000, 10_240, 64
 QUICK = 1, 64, 8
@@ -39,9 +39,10 @@ COMPILED = "compiled\n"
 
 
 def measure(method: str, way: str, steps: int, samples: int, width: int) -> dict[str, Any]:
-    """Seconds until the first epoch is over, and images of the task a second from the second on."""
+    """Seconds until the first epoch is over, and images of the task a second after the second."""
     compiling.OPTIONS.update(WAYS[way])
-    settings = recipe_settings("seq-cifar10", method, 200) | {"memory": 200, "width": width}
+    memory = 200 if keeps_samples(method) else 0
+    settings = recipe_settings("seq-cifar10", method, memory) | {"memory": memory, "width": width}
     settings.pop("method")
     batch = make_config(method, settings).batch_size
     settings |= {"epochs": 2 + -(-steps * batch // samples), "first_epochs": None}
@@ -96,6 +97,8 @@ def main() -> None:
         for process in running:
             assert process.stdout is not None
             if COMPILED not in iter(process.stdout.readline, ""):
+                for other in running:
+                    other.kill()
                 sys.exit("one of the ways failed")
         found = [json.loads(process.communicate("\n")[0].splitlines()[-1]) for process in running]
     for way in found:

@@ -18,6 +18,7 @@ from cclis.config import (
     recipe_path,
     recipes,
 )
+from cclis.data.benchmarks import BENCHMARKS
 from cclis.errors import InputError
 from tests.conftest import QUICK
 
@@ -75,6 +76,15 @@ def test_there_is_a_recipe_for_every_row_of_the_paper() -> None:
                 assert config.encoder == "resnet18"
                 if isinstance(config, ClassifierConfig):
                     assert config.epochs == (100 if benchmark == "seq-tinyimagenet" else 50)
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_a_recipe_expects_the_classes_that_come(name: str) -> None:
+    settings = read_yaml(recipe_path(name))
+    if "expected_classes" in settings:
+        sizes = BENCHMARKS[settings["benchmark"]].sizes
+        assert sizes is not None
+        assert settings["expected_classes"] == sum(sizes)
 
 
 def test_the_recipe_for_a_row_is_the_nearest_in_memory() -> None:

@@ -1,4 +1,4 @@
-"""Reservoir, herding and matching pursuit, against loops, against brute force and in numbers."""
+"""Reservoir, herding and coresets, against loops, against brute force and in numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cclis import exemplars
 from cclis.errors import InputError
-from cclis.exemplars import herding, matching_pursuit, reservoir_slots
+from cclis.exemplars import herding, matching_pursuit, reservoir_slots, weighted_coreset
 from cclis.quadratic import non_negative
 from tests.conftest import normal, seeded
 
@@ -378,3 +378,58 @@ class TestMatchingPursuit:
                 matching_pursuit(gradients, target, count, ridge=ridge)
         with pytest.raises(InputError, match="target hold"):
             matching_pursuit(gradients, target / 0, 2, ridge=0.0)
+
+
+class TestWeightedCoreset:
+    @pytest.mark.parametrize("quota", [1, 3, 4, 5])
+    def test_weights_of_a_coreset_are_those_of_the_ridge_scaled_to_what_all_weighed(
+        self,
+        quota: int,
+    ) -> None:
+        # Orthogonal: min |t - Σ w g|² + λ|w|² has w = b |g|² / (|g|² + λ), b the weights before.
+        norms, before = torch.tensor([1.0, 2.0, 0.1, 0.5]), torch.tensor([1.0, 2.0, 1.0, 4.0])
+        chosen, weight = weighted_coreset(torch.diag(norms), before, quota, ridge=0.3)
+        assert chosen.tolist() == [1, 0, 3, 2][:quota]
+        fitted = (before * norms**2 / (norms**2 + 0.3))[chosen]
+        torch.testing.assert_close(weight, fitted * 8 / fitted.sum())
+
+    def test_what_was_got_wrong_does_not_say_where_to(self) -> None:
+        right, wrong = [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]], [[-1.0, 0.0]] * 6
+        before = torch.tensor([1.0] * 4 + [0.0] * 6)
+        chosen, weight = weighted_coreset(torch.tensor(right + wrong), before, 2, ridge=0.5)
+        assert sorted(row // 2 for row in chosen.tolist()) == [0, 1]
+        assert weight.tolist() == pytest.approx([5, 5])
+
+    def test_where_a_few_suffice_others_fill_the_room_with_the_weights_they_had(self) -> None:
+        # The second row is against the sum of all, 3.9, of which the ridge of 0.5 leaves 2.6.
+        gradients = torch.tensor([[1.0, 0.0], [-0.05, 0.0], [1.0, 0.0]])
+        for quota, fitted in ((1, [2.6]), (2, [2.6, 2]), (3, [2.6, 2, 1])):
+            before = torch.tensor([4.0, 2.0, 0.0])
+            chosen, weight = weighted_coreset(gradients, before, quota, ridge=0.5)
+            assert chosen.tolist() == [0, 1, 2][:quota]
+            assert weight.tolist() == pytest.approx([7 * w / sum(fitted) for w in fitted])
+
+    @pytest.mark.parametrize("rows", [0, 4])
+    def test_where_there_is_no_room_nothing_is_kept(self, rows: int) -> None:
+        chosen, weight = weighted_coreset(torch.rand(rows, 2), torch.ones(rows), 0, ridge=0.5)
+        assert len(chosen) == len(weight) == 0
+
+    def test_gradients_that_have_all_but_vanished_give_weights(self) -> None:
+        _, weight = weighted_coreset(torch.full((4, 2), 1e-20), torch.ones(4), 2, ridge=0.5)
+        assert weight.tolist() == pytest.approx([2, 2], rel=1e-3)
+
+    def test_what_weighs_nothing_may_lie_anywhere(self) -> None:
+        gradients, before = normal(9, 4, seed=2), torch.arange(9).double() % 3
+        order = torch.tensor([1, 2, 4, 5, 7, 8, 0, 3, 6])
+        for count in (2, 5, 7, 9):
+            chosen, weight = weighted_coreset(gradients, before, count, ridge=0.5)
+            sorted_, same = weighted_coreset(gradients[order], before[order], count, ridge=0.5)
+            assert torch.equal(chosen, order[sorted_])
+            torch.testing.assert_close(weight, same)
+            # They are kept only where the six others leave room.
+            assert int((before[chosen] == 0).sum()) == max(0, count - 6)
+
+    @pytest.mark.parametrize("before", [torch.ones(3), torch.ones(4, 1), -torch.ones(4)])
+    def test_weights_that_cannot_be(self, before: Tensor) -> None:
+        with pytest.raises(InputError, match="weights must not be negative, one for each of 4"):
+            weighted_coreset(torch.ones(4, 2), before, 2, ridge=0.5)

@@ -342,8 +342,8 @@ class GEMOptions(Options):
     """γ: how far a step leans towards every past task."""
     gradient_ridge: float = 0.0
     """Added to the product of a past task's gradient with itself; 0.001 in the authors' code."""
-    samples_per_class: int | None = None
-    """Samples kept for each class so far, where they fit; none fills the memory at once."""
+    expected_classes: int | None = None
+    """For how many classes the memory has room from the start; none fills it with those so far."""
 
 
 @dataclass(frozen=True)
@@ -466,7 +466,7 @@ CONFIGS: dict[str, type[Config]] = {
 _AT_LEAST_ONE = {
     "epochs", "first_epochs", "width", "embedding", "image_size", "tasks",
     "limit", "threads", "replay_batch_size", "candidates", "trials", "seeds",
-    "probe_epochs", "probe_batch_size", "mean_passes", "score_passes", "samples_per_class",
+    "probe_epochs", "probe_batch_size", "mean_passes", "score_passes", "expected_classes",
 }  # fmt: skip
 _NOT_NEGATIVE = {
     "memory", "seed", "padding", "momentum", "weight_decay", "warmup_epochs", "distill_weight",

@@ -50,9 +50,9 @@ def reservoir_slots(
     slots = torch.where(number < capacity, number, drawn)
     slots = torch.where(slots < capacity, slots, -1)
     # Every batch has places of its own, the first for what is not kept.
-    place = position // max(1, count) * (capacity + 1) + slots + 1
-    last = position.new_zeros(batches * (capacity + 1))
-    last = last.scatter_reduce(0, place, position, reduce="amax")
+    place = position // count * (capacity + 1) + slots + 1
+    _, place = torch.unique(place, return_inverse=True)
+    last = torch.zeros_like(position).scatter_reduce(0, place, position, reduce="amax")
     return torch.where(last[place] == position, slots, -1)
 
 
@@ -156,21 +156,29 @@ def weighted_coreset(
     did: what is kept of a class stands for all of it, the fewer the more each.
 
     Args:
-        gradients: A gradient per sample, (N, D); those of samples that weigh nothing come last.
-        before: The weight of each, 0 or more, (N,); one that weighs nothing stands for itself.
+        gradients: A gradient per sample, (N, D).
+        before: The weight of each, 0 or more, (N,). One that weighs nothing is kept after all
+            others, and stands for itself.
         count: How many samples to keep at most.
         ridge: Price of large weights, 0 or more.
 
     Returns:
         Indices, int64, and their weights, both (min(count, N),), those picked first.
     """
+    if before.shape != gradients.shape[:1] or bool((before < 0).any()):
+        raise InputError(
+            f"weights must not be negative, one for each of {len(gradients)} gradients, but are "
+            f"{tuple(before.shape)}"
+        )
+    order = (before == 0).argsort(stable=True)
+    gradients, before = gradients[order], before[order]
     some = before > 0
     each = before.where(some, 1)
     chosen, weight = matching_pursuit(gradients[some], before @ gradients, count, ridge=ridge)
     rest = torch.ones_like(before).index_fill(0, chosen, 0).nonzero()[:, 0]
     more = rest[: count - len(chosen)]
     weights = torch.cat([weight, each[more]])
-    return torch.cat([chosen, more]), weights / weights.sum() * each.sum()
+    return order[torch.cat([chosen, more])], weights / weights.sum() * each.sum()
 
 
 def _check_finite(values: Tensor, name: str) -> None:

@@ -14,7 +14,11 @@ from cclis.methods.base import ParameterGroup
 def network(layout: torch.memory_format) -> nn.Sequential:
     torch.manual_seed(0)
     layers = nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.Conv2d(4, 6, 3), nn.Conv2d(6, 6, 1), nn.Flatten(), nn.Linear(24, 2)
+        nn.Conv2d(1, 4, 3),
+        nn.Conv2d(4, 6, (3, 2)),
+        nn.Conv2d(6, 6, 1),
+        nn.Flatten(),
+        nn.Linear(36, 2),
     )
     return layers.to(memory_format=layout)
 

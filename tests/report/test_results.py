@@ -13,10 +13,12 @@ from cclis.report.results import (
     mammoth_table,
     methods_table,
     parts_table,
+    read_results,
     results_table,
     sharing_table,
     summary_table,
     tables,
+    variation,
     variations_table,
     with_tables,
 )
@@ -29,6 +31,28 @@ def result(seed: int, accuracy: float) -> dict[str, object]:
     heads = {"linear": numbers, "prototype": numbers}
     row = {"benchmark": "seq-cifar10", "method": "cclis", "memory": 200, "seed": seed}
     return {**row, "class_il": heads, "task_il": heads}
+
+
+def test_no_seed_counts_twice_in_a_row() -> None:
+    which = ("benchmark", "memory", "method", "seed")
+    runs = [
+        (*(run[key] for key in which), variation(run)) for run in read_results(ROOT / "results")
+    ]
+    assert len(runs) == len(set(runs)) > 0
+
+
+def test_runs_of_their_own_folder_are_timed_and_count_in_no_row(tmp_path: Path) -> None:
+    (tmp_path / "alone").mkdir()
+    seconds = {"total": 30.0, "train": 20.0, "compile": 10.0}
+    timed = {**result(7, 50.0), "alone": True, "seconds": seconds, "device": "a card", "note": "so"}
+    for name, run in (("one", result(0, 70.0)), ("alone/two", timed)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(run))
+    found = tables(tmp_path)
+    assert found["alone"].splitlines()[2:] == [
+        "| seq-cifar10 | 200 | cclis | 7 | 30.0 s | 20.0 s | 10.0 s | a card | so |"
+    ]
+    assert "70.00" in found["results"]
+    assert "50.00" not in found["results"] + found["summary"]
 
 
 def test_seeds_are_averaged_below_the_papers_row() -> None:

@@ -139,4 +139,4 @@ def _shaped(vector: Tensor, parameter: Tensor) -> Tensor:
 
 
 def _channels_last(parameter: Tensor) -> bool:
-    return parameter.dim() == 4 and parameter.is_contiguous(memory_format=torch.channels_last)
+    return parameter.is_contiguous(memory_format=torch.channels_last)

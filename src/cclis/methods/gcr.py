@@ -64,7 +64,6 @@ class GCR(DarkReplay[GCRConfig]):
         indices, weights = [], []
         for label, quota in enumerate(shares):
             rows = (visible.labels == label).nonzero()[:, 0]
-            rows = rows[(before[rows] == 0).argsort(stable=True)]
             gradients = self._gradients(features[rows], stored[rows], label)
             ridge = self.config.weight_ridge
             chosen, weight = weighted_coreset(gradients, before[rows], quota, ridge=ridge)

@@ -12,9 +12,10 @@ import torch
 from cclis.config import RunOptions
 
 OPTIONS: dict[str, Any] = {"triton.autotune_pointwise": False, "combo_kernels": True}
-"""Pointwise kernels as they come: to try several of each takes longer, and the step was no faster.
-Those that do not wait for one another in one launch, such as the shortening of all weights to 16
-bits: a step of few images is bound by launches (benchmarks/compiling.py)."""
+"""Pointwise kernels that do not wait for one another share a launch, such as those that shorten
+weights to 16 bits: in a step of few images launches count. Each is taken as it comes: to try
+several takes seconds longer for a step of 512 images, which is no faster then, though one of 64 is,
+by a fortieth (benchmarks/compiling.py)."""
 SHAPES = 256
 """How many shapes one function may be compiled for in a process."""
 

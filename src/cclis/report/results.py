@@ -336,7 +336,7 @@ def tables(folder: Path) -> dict[str, str]:
         "results": results_table(results),
         "summary": summary_table(results),
         "variations": variations_table(results),
-        "alone": alone_table(results),
+        "alone": alone_table([*results, *read_results(folder / "alone")]),
         "order": differing_table(read_results(folder / "class-order")),
         "lambda": differing_table(read_results(folder / "lambda")),
         "gcr": beside_table(results, read_results(folder / "gcr-weights")),
