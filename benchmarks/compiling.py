@@ -19,10 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from methods import images_of
+from methods import images_of, recipe_config
 from summary import write_summary
 
-from cclis.config import keeps_samples, make_config, recipe_settings
 from cclis.engine.device import device_name
 from cclis.engine.trainer import Trainer
 from cclis.methods import METHODS
@@ -41,12 +40,9 @@ COMPILED = "compiled\n"
 def measure(method: str, way: str, steps: int, samples: int, width: int) -> dict[str, Any]:
     """Seconds until the first epoch is over, and images of the task a second after the second."""
     compiling.OPTIONS.update(WAYS[way])
-    memory = 200 if keeps_samples(method) else 0
-    settings = recipe_settings("seq-cifar10", method, memory) | {"memory": memory, "width": width}
-    settings.pop("method")
-    batch = make_config(method, settings).batch_size
-    settings |= {"epochs": 2 + -(-steps * batch // samples), "first_epochs": None}
-    trainer = Trainer(make_config(method, settings), (32, 32, 3), 10)
+    epochs = 2 + -(-steps * recipe_config(method).batch_size // samples)
+    config = recipe_config(method, width=width, epochs=epochs, first_epochs=None)
+    trainer = Trainer(config, (32, 32, 3), 10)
     ends: list[float] = []
 
     def note(_: object) -> None:

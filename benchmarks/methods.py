@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from summary import write_summary
 
-from cclis.config import keeps_samples, make_config, recipe_settings
+from cclis.config import Config, keeps_samples, make_config, recipe_settings
 from cclis.data.images import ImageSet
 from cclis.engine.device import device_name
 from cclis.engine.trainer import Trainer
@@ -43,15 +43,18 @@ def images_of(count: int, first: int) -> ImageSet:
     return ImageSet(images, torch.arange(count) % 2 + first)
 
 
+def recipe_config(method: str, **changed: Any) -> Config:
+    """A method's recipe for Seq-CIFAR-10 and, where it keeps samples, a memory of 200; changed."""
+    memory = 200 if keeps_samples(method) else 0
+    settings = recipe_settings("seq-cifar10", method, memory) | {"memory": memory, **changed}
+    return make_config(settings.pop("method"), settings)
+
+
 def cost(method: str, count: int, width: int) -> dict[str, Any]:
     """Images of the last task a second, and the seconds of each task, its selection and a run."""
-    memory = 200 if keeps_samples(method) else 0
-    settings = recipe_settings("seq-cifar10", method, memory)
-    whole = int(settings.get("epochs", 50))
-    first = int(settings.get("first_epochs") or whole)
-    settings |= {"method": method, "memory": memory, "width": width}
-    settings |= {"epochs": EPOCHS, "first_epochs": None}
-    config = make_config(settings.pop("method"), settings)
+    recipe = recipe_config(method)
+    whole, first = recipe.epochs, recipe.first_epochs or recipe.epochs
+    config = recipe_config(method, width=width, epochs=EPOCHS, first_epochs=None)
     trainer = Trainer(config, (32, 32, 3), 2 * TASKS)
     training = []
     for task in range(TASKS):

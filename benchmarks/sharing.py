@@ -24,10 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from methods import PART, images_of
+from methods import PART, images_of, recipe_config
 from summary import write_summary
 
-from cclis.config import make_config, recipe_settings
 from cclis.engine.device import device_name
 from cclis.engine.trainer import Trainer
 from cclis.methods import METHODS
@@ -41,11 +40,9 @@ class OverError(Exception):
 
 def learn(method: str, quick: bool, seconds: float, ready: Barrier, found: Queue[float]) -> None:
     """Images a second of one run, put into `found`."""
-    settings = recipe_settings("seq-cifar10", method, 200)
-    settings |= {"method": method, "memory": 200, "epochs": 10**6, "first_epochs": None}
-    if quick:
-        settings |= {"width": 4, "threads": 1}
-    trainer = Trainer(make_config(settings.pop("method"), settings), (32, 32, 3), 2)
+    small = {"width": 4, "threads": 1} if quick else {}
+    config = recipe_config(method, epochs=10**6, first_epochs=None, **small)
+    trainer = Trainer(config, (32, 32, 3), 2)
     count = 128 if quick else PART
     begun: list[float] = []
 

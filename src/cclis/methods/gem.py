@@ -34,6 +34,6 @@ class GEM(ClassifierMethod[GEMConfig]):
 
     def keep(self, visible: Visible, capacity: int, generator: torch.Generator) -> Kept:
         """Samples at random, as many of every class; the paper keeps the last ones of each task."""
-        classes = max(self.seen, self.config.expected_classes or self.seen)
+        classes = max(self.seen, self.config.expected_classes or 0)
         capacity = capacity * self.seen // classes
         return random_choice(visible.labels, capacity, generator)
