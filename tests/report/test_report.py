@@ -313,7 +313,11 @@ def test_the_tables_hold_the_main_heads_matrices(result: dict[str, Any]) -> None
 
 
 def test_what_rounds_to_zero_has_no_sign(result: dict[str, Any]) -> None:
-    result["class_il"]["linear"]["forgetting"] = -0.04
+    for head in result["class_il"]:
+        result["class_il"][head]["forgetting"] = -0.004
     out = StringIO()
     Console(file=out, width=120).print(result_tables(result))
-    assert "-0.0" not in out.getvalue()
+    cards_and_averages = render(result).partition('<div class="cards">')[2].partition("Confusions")
+    for shown in (out.getvalue(), cards_and_averages[0]):
+        assert re.search(r"\b0\.0+\b", shown)
+        assert not re.search(r"-0\.0+\b", shown)

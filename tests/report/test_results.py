@@ -16,6 +16,7 @@ from cclis.report.results import (
     read_results,
     results_table,
     sharing_table,
+    spread,
     summary_table,
     tables,
     variation,
@@ -160,6 +161,12 @@ def test_where_mammoths_code_ran_alone_the_results_stand_beside_it() -> None:
     )
     other = mammoth_table(runs, [{**machine, "memory": 500}]).splitlines()[2]
     assert other.endswith("| – | 91.00 ± 1.41 | – | 99.00 ± 0.00 | 2 |")
+
+
+def test_a_mean_that_rounds_to_zero_has_no_sign() -> None:
+    assert spread([-0.004]) == "0.00"
+    assert spread([-0.03, 0.02], digits=1) == "0.0 ± 0.0"
+    assert spread([-0.004], sign=True) == "+0.00"
 
 
 def test_one_run_has_no_spread() -> None:

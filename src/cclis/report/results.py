@@ -440,7 +440,7 @@ def _published(number: Sequence[float] | None) -> str:
 
 def spread(values: Sequence[float], *, digits: int = 2, sign: bool = False) -> str:
     """Mean ± standard deviation, or the one number there is."""
-    mean = f"{statistics.mean(values):{'+' if sign else ''}.{digits}f}"
+    mean = f"{statistics.mean(values):{'+' if sign else ''}z.{digits}f}"
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
 
 
