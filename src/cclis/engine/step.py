@@ -16,7 +16,6 @@ from cclis.methods import Batch, Method
 from cclis.nn.compiling import compiled, compiled_for_all, compiles
 
 INPUTS = ("images", "labels", "proposal", "chances")
-NEVER = -1
 
 
 class Step:
@@ -50,7 +49,7 @@ class Step:
         self._probes = compiled(method.probes, compiling)
         self._loss = torch.zeros((), device=fabric.device)
         self._number = torch.zeros((), dtype=torch.int64, device=fabric.device)
-        self._failed = torch.full_like(self._number, NEVER)
+        self._finite = torch.ones_like(self._number, dtype=torch.bool)
         self.begin_task()
 
     def begin_task(self, done: int = 0, sizes: tuple[int, ...] = ()) -> None:
@@ -63,7 +62,7 @@ class Step:
         self.sizes = sizes
         self.forget()
         self._number.fill_(done)
-        self._failed.fill_(NEVER)
+        self._finite.fill_(True)
 
     def forget(self) -> None:
         """Give back the memory that a recording holds."""
@@ -78,8 +77,7 @@ class Step:
 
         On a GPU this waits for all steps so far.
         """
-        failed = int(self._failed)
-        return None if failed == NEVER else failed
+        return None if bool(self._finite) else int(self._number)
 
     def __call__(self, inputs: Tensors) -> tuple[Tensors, Tensors]:
         """Take a step; returns the terms of the loss and what to keep, valid until the next one.
@@ -130,13 +128,10 @@ class Step:
         self._update()
 
     def _update(self) -> None:
-        """Update the weights, unless this or an earlier step was not finite."""
-        self._watch()
-        self._optimizer.step(unless=self._failed != NEVER)
+        """Update the weights, unless this or an earlier step was not finite.
 
-    def _watch(self) -> None:
-        """Note the number of the first step whose loss or gradient is not finite, on the device."""
-        finite = torch.isfinite(self._loss + self._optimizer.gradient_norm())
-        first = ~finite & (self._failed == NEVER)
-        self._failed.copy_(torch.where(first, self._number, self._failed))
-        self._number += 1
+        All of it is on the device; the number stays at the first step that was not finite.
+        """
+        self._finite &= torch.isfinite(self._loss + self._optimizer.gradient_norm())
+        self._number += self._finite
+        self._optimizer.step(unless=~self._finite)
