@@ -16,6 +16,8 @@ from cclis import load_benchmark
 from cclis.config import make_config
 from cclis.data.images import ImageSet
 from cclis.engine.device import out_of_memory
+from cclis.engine.replay import Replay
+from cclis.engine.step import Step
 from cclis.engine.trainer import Position, Trainer
 from cclis.errors import InputError
 from cclis.files import read_tensors, write_tensors
@@ -161,6 +163,32 @@ def test_numbers_that_are_not_finite_update_nothing(monkeypatch, bad: str) -> No
     assert len(updates) == 3
     trained = [f"encoder.{name}" for name, _ in trainer.method.network.encoder.named_parameters()]
     assert all(torch.equal(seen[3][name], seen[-1][name]) for name in trained)
+
+
+def test_one_thread_draws_an_epoch_and_all_take_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawing, stepping = set(), set()
+    draw, step = Replay._plan, Step.__call__
+
+    def noted(where: set[int], what: Any) -> Any:
+        def noting(*given: Any) -> Any:
+            where.add(torch.get_num_threads())
+            return what(*given)
+
+        return noting
+
+    monkeypatch.setattr(Replay, "_plan", noted(drawing, draw))
+    monkeypatch.setattr(Step, "__call__", noted(stepping, step))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        learn(make(), range(1))
+        assert (drawing, stepping, torch.get_num_threads()) == ({1}, {2}, 2)
+        monkeypatch.setattr(Replay, "_plan", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            learn(make(), range(1))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_images_that_stay_on_the_host_teach_the_same() -> None:

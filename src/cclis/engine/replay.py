@@ -12,7 +12,7 @@ from cclis.config import Config, MixOptions, StreamReplayOptions
 from cclis.data.augment import draw_chances
 from cclis.data.batches import Mix, draw_beside, epoch, mix, mix_beside
 from cclis.data.images import ImageSet
-from cclis.engine.device import generator
+from cclis.engine.device import generator, one_thread
 from cclis.engine.feed import feed
 from cclis.exemplars import reservoir_slots
 from cclis.memory import Memory
@@ -76,7 +76,9 @@ class Replay:
 
     def batches(self, task: ImageSet, how: Mix, done: int) -> Iterator[tuple[Inputs, Tensor]]:
         """For the steps of an epoch of which some are done: inputs, and where new samples go."""
-        of_task, of_memory, slots = (rows[done:] for rows in self._plan(len(task), how, done))
+        with one_thread():
+            plan = self._plan(len(task), how, done)
+        of_task, of_memory, slots = (rows[done:] for rows in plan)
         chosen = (task.images[indices] for indices in of_task.to(task.images.device))
         fed, labels = feed(chosen, self._device), task.labels[of_task]
         not_replayed = torch.full((how.task,), -1.0, device=self._device)
