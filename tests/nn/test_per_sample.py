@@ -51,22 +51,30 @@ def samples(count: int, side: int = 8) -> tuple[Tensor, Tensor]:
     return images, torch.randint(0, 4, (count,), generator=chance)
 
 
+LAYOUTS = {"channels first": torch.contiguous_format, "channels last": torch.channels_last}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("layer", LAYERS)
-def test_every_kind_of_layer(layer: str) -> None:
+def test_every_kind_of_layer(layer: str, layout: str) -> None:
     torch.manual_seed(0)
     first = LAYERS[layer]()
     module = nn.Sequential(first, nn.ReLU(inplace=True), nn.Flatten(), nn.LazyLinear(4)).double()
     images, labels = samples(7)
+    images = images.contiguous(memory_format=LAYOUTS[layout])
     module(images)
     cosines = found(module, images, labels, 4)
     torch.testing.assert_close(cosines, naive(module, images, labels)[:4, 4:])
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("fewer", [0, 10**9], ids=["by pairs", "by weights"])
-def test_both_ways_to_compare(layer: str, fewer: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_ways_to_compare(
+    layer: str, layout: str, fewer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(per_sample, "FEWER", fewer)
-    test_every_kind_of_layer(layer)
+    test_every_kind_of_layer(layer, layout)
 
 
 @pytest.mark.parametrize("first", [0, 5])
