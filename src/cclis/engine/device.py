@@ -54,8 +54,8 @@ def make_fabric(options: RunOptions) -> Fabric:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """For a little work on the host now and then: to wake as many threads as there are cores takes
-    longer than the work (on 16 cores, 40 ms instead of 4), and a GPU waits for it meanwhile."""
+    """For a little work on the host now and then: to wake all threads takes several times as long
+    as the work (benchmarks/drawing.py), and a GPU waits for it meanwhile."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

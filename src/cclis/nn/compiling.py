@@ -14,8 +14,8 @@ from cclis.config import RunOptions
 OPTIONS: dict[str, Any] = {"triton.autotune_pointwise": False, "combo_kernels": True}
 """Pointwise kernels that do not wait for one another share a launch, such as those that shorten
 weights to 16 bits: in a step of few images launches count. Each is taken as it comes: to try
-several takes seconds longer for a step of 512 images, which is no faster then, though one of 64 is,
-by a fortieth (benchmarks/compiling.py)."""
+several takes seconds longer for a step of 512 images, which is no faster then
+(benchmarks/compiling.py)."""
 SHAPES = 256
 """How many shapes one function may be compiled for in a process."""
 
