@@ -81,8 +81,7 @@ ABLATION = (
 STUDIES: dict[str, Study] = {
     "methods": Study(
         "Comparison",
-        "Methods side by side, with the upper bound, joint, which learns all tasks at once, and "
-        "the lower, finetune, which keeps nothing.",
+        "Methods side by side.",
         (*NAMED, *OTHERS),
     ),
     "table1": Study(
