@@ -1,10 +1,10 @@
 """Drawing what an epoch replays and takes in by one thread, against all threads, on this machine.
 
-    python benchmarks/drawing.py [--epochs 30] [--pause 0.3]
+    python benchmarks/drawing.py [--epochs 30] [--pause 0.3] [--out results/drawing]
 
 An epoch of ER on a task of Seq-CIFAR-10 with a memory of 200. Between two epochs the threads have
-nothing to do for a while, as in training on a GPU, and fall asleep. Prints the median seconds of
-both ways, their ratio, and the longest.
+nothing to do for a while, as in training on a GPU, and fall asleep. Prints and writes the median
+seconds of both ways, their ratio, and the longest.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from pathlib import Path
 from statistics import median
 
 import torch
+from summary import write_summary
 
 from cclis.data.batches import Mix, draw_beside
+from cclis.engine.device import device_name, one_thread
 from cclis.exemplars import reservoir_slots
 
 MEMORY, SEEN = 200, 50_000
@@ -29,27 +32,27 @@ def draw(chance: torch.Generator) -> None:
     reservoir_slots(SEEN, MEMORY, EPOCH.task, generator=chance, batches=EPOCH.steps)
 
 
-def seconds(threads: int, epochs: int, pause: float) -> list[float]:
-    torch.set_num_threads(threads)
-    chance, found = torch.Generator().manual_seed(0), []
-    for _ in range(epochs):
-        time.sleep(pause)
-        started = time.perf_counter()
-        draw(chance)
-        found.append(time.perf_counter() - started)
-    return found
+def seconds(chance: torch.Generator, pause: float) -> float:
+    time.sleep(pause)
+    started = time.perf_counter()
+    draw(chance)
+    return time.perf_counter() - started
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--pause", type=float, default=0.3)
+    parser.add_argument("--out", type=Path, default=Path("results/drawing"))
     arguments = parser.parse_args()
-    threads = torch.get_num_threads()
-    every = seconds(threads, arguments.epochs, arguments.pause)
-    one = seconds(1, arguments.epochs, arguments.pause)
+    chance = torch.Generator().manual_seed(0)
+    every, one = [], []
+    for _ in range(arguments.epochs):
+        every.append(seconds(chance, arguments.pause))
+        with one_thread():
+            one.append(seconds(chance, arguments.pause))
     found = {
-        "threads": threads,
+        "pause": arguments.pause,
         "all_seconds": median(every),
         "one_seconds": median(one),
         "ratio": median(every) / median(one),
@@ -57,6 +60,7 @@ def main() -> None:
         "one_longest": max(one),
     }
     print(json.dumps(found))
+    write_summary(arguments.out, device_name(torch.device("cpu")), found)
 
 
 if __name__ == "__main__":

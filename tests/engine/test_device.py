@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from cclis.engine.device import (
     globally_seeded,
     make_fabric,
     on_host,
+    one_thread,
     peak_memory,
     restore_global_chance,
     seed_for,
@@ -31,6 +34,21 @@ def test_threads_and_precision_are_as_asked() -> None:
         assert torch.get_num_threads() == 2
         with fabric.autocast():
             assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_one_thread_does_not_bind_others_that_begin_meanwhile() -> None:
+    before = torch.get_num_threads()
+    found: list[int] = []
+    try:
+        torch.set_num_threads(2)
+        with one_thread():
+            other = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+            other.start()
+            other.join()
+            found.append(torch.get_num_threads())
+        assert [*found, torch.get_num_threads()] == [2, 1, 2]
     finally:
         torch.set_num_threads(before)
 

@@ -216,15 +216,15 @@ def test_a_state_from_the_middle_of_a_task_goes_on_exactly(steps: int, method: s
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-@needs_gpu
-def test_a_replayed_step_that_is_not_finite_updates_nothing() -> None:
-    trainer = make(compile=True)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+def test_after_a_step_that_is_not_finite_nothing_is_updated_in_that_task(device: str) -> None:
+    trainer = make(device=device, compile=device == "cuda")
     trainer.learn(colours(256, 0), 2)
     step = trainer._step
-    step.begin_task()
+    step.begin_task(done=3)
     chances = draw_chances(64, trainer._replay.generators["augment"])
-    batch = colours(64, 0).to("cuda")
-    proposal = torch.ones(64, device="cuda")
+    batch = colours(64, 0).to(device)
+    proposal = torch.ones(64, device=device)
     good = {**vars(batch), "proposal": proposal, "chances": chances}
     # Images that are augmented by chances of NaN are NaN.
     bad = {**good, "chances": torch.full_like(chances, torch.nan)}
@@ -234,9 +234,11 @@ def test_a_replayed_step_that_is_not_finite_updates_nothing() -> None:
     encoder = [p.clone() for p in trainer.method.network.encoder.parameters()]
     step(bad)
     step(good)
-    assert step.failed == 5
+    assert step.failed == 3 + 5
     after = trainer.method.network.encoder.parameters()
     assert all(torch.equal(a, b) for a, b in zip(encoder, after, strict=True))
+    step.begin_task()
+    assert step.failed is None
 
 
 @needs_gpu

@@ -153,7 +153,7 @@ def test_numbers_that_are_not_finite_update_nothing(monkeypatch, bad: str) -> No
         if len(seen) < 4:
             return {"loss": loss}
         # The root has no slope at zero: its gradient is infinite while the loss is finite.
-        return {"loss": loss * torch.nan if bad == "loss" else (loss - loss.detach()).abs().sqrt()}
+        return {"loss": loss + torch.inf if bad == "loss" else (loss - loss.detach()).abs().sqrt()}
 
     monkeypatch.setattr(trainer._step, "_losses", losses)
     update, updates = trainer._optimizer._sgd.step, []

@@ -18,6 +18,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "strided": lambda: nn.Conv2d(3, 4, 3, stride=2, padding=(0, 2)),
     "dilated": lambda: nn.Conv2d(3, 4, (3, 2), dilation=2, bias=False),
     "grouped": lambda: nn.Conv2d(3, 6, 3, groups=3),
+    "groups of two": lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 6, 3, groups=2)),
     "few places": lambda: nn.Conv2d(3, 4, 7),
     "few places, grouped": lambda: nn.Conv2d(3, 6, 7, groups=3),
     "same": lambda: nn.Conv2d(3, 4, (3, 5), padding="same"),
@@ -75,6 +76,15 @@ def test_both_ways_to_compare(
 ) -> None:
     monkeypatch.setattr(per_sample, "FEWER", fewer)
     test_every_kind_of_layer(layer, layout)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_patches_are_read_as_they_lie_in_memory(layout: str) -> None:
+    x = torch.randn(2, 3, 5, 6).contiguous(memory_format=LAYOUTS[layout])
+    patches, _ = per_sample._by_place(nn.Conv2d(3, 4, (3, 2)), x, torch.zeros(2, 4, 3, 5))
+    corner = x[0, :, :3, :2]
+    lies = corner.permute(1, 2, 0) if layout == "channels last" else corner
+    assert torch.equal(patches[0, 0, 0], lies.flatten())
 
 
 @pytest.mark.parametrize("first", [0, 5])

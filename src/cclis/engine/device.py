@@ -8,13 +8,15 @@ import platform
 import random
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from lightning_fabric import Fabric
+from threadpoolctl import ThreadpoolController
 
 from cclis.config import RunOptions
 from cclis.errors import InputError
@@ -52,16 +54,18 @@ def make_fabric(options: RunOptions) -> Fabric:
     )
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """For a little work on the host now and then: to wake all threads takes several times as long
-    as the work (benchmarks/drawing.py), and a GPU waits for it meanwhile."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def one_thread() -> AbstractContextManager[object]:
+    """For a little work on the host now and then: to wake all threads can take several times as
+    long as the work (benchmarks/drawing.py), and a GPU waits for it meanwhile."""
+    # Not by torch: threads that first use it meanwhile would have one thread for good.
+    pools: AbstractContextManager[object] = _pools().limit(limits=1, user_api="openmp")
+    return pools
+
+
+@cache
+def _pools() -> ThreadpoolController:
+    """The pools of threads in this process; to look for them takes milliseconds."""
+    return ThreadpoolController()
 
 
 def on_host(options: RunOptions, image_bytes: int, device: torch.device) -> bool:

@@ -96,7 +96,7 @@ def _by_place(layer: nn.Conv2d | nn.Linear, x: Tensor, gradient: Tensor) -> tupl
     steps = [s * t for s, t in zip(place, layer.stride, strict=True)]
     reach = [s * d for s, d in zip(place, layer.dilation, strict=True)]
     groups, each = layer.groups, x.shape[1] // layer.groups
-    # In which order a patch is read does not matter: as it lies in memory, which is the fastest.
+    # The order within a patch does not matter, so it is read as it lies in memory.
     inside = zip((each, *layer.kernel_size), (channels, *reach), strict=True)
     sizes, apart = zip(*sorted(inside, key=lambda axis: axis[1], reverse=True), strict=True)
     # A view of all patches at once: F.unfold starts a kernel for every sample.

@@ -87,7 +87,7 @@ def alone_table(results: Sequence[Result]) -> str:
     """How long whole runs took that had a machine for themselves."""
     which = ("benchmark", "memory", "method", "seed")
     rows = []
-    for run in results:
+    for run in sorted(results, key=lambda run: [run[key] for key in which]):
         if run.get("alone"):
             seconds = [f"{run['seconds'][kind]:.1f} s" for kind in ("total", "train", "compile")]
             about = [run["device"], run.get("note", "")]

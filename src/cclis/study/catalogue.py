@@ -79,11 +79,7 @@ ABLATION = (
     Variant("CCLIS"),
 )
 STUDIES: dict[str, Study] = {
-    "methods": Study(
-        "Comparison",
-        "Methods side by side.",
-        (*NAMED, *OTHERS),
-    ),
+    "methods": Study("Comparison", "Methods side by side.", (*NAMED, *OTHERS)),
     "table1": Study(
         "Table 1",
         "Accuracy of all methods.",
