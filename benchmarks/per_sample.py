@@ -63,7 +63,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     network = ClassifierNetwork(resnet18(3, arguments.width), 3, 8 * arguments.width, 10).eval()
-    # As the package has it, and so do the images: the network normalises them in its own layout.
+    # In memory as the package lays them out.
     layout = torch.channels_last if device == "cuda" else torch.contiguous_format
     network.to(device, memory_format=layout)
     images = torch.rand(arguments.samples, 3, 32, 32, device=device).to(memory_format=layout)

@@ -58,8 +58,8 @@ def one_thread() -> AbstractContextManager[object]:
     """For a little work on the host now and then: to wake all threads can take several times as
     long as the work (benchmarks/drawing.py), and a GPU waits for it meanwhile."""
     # Not by torch: threads that first use it meanwhile would have one thread for good.
-    pools: AbstractContextManager[object] = _pools().limit(limits=1, user_api="openmp")
-    return pools
+    limit: AbstractContextManager[object] = _pools().limit(limits=1, user_api="openmp")
+    return limit
 
 
 @cache
