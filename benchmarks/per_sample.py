@@ -74,7 +74,7 @@ def main() -> None:
         def loss() -> Tensor:
             return F.cross_entropy(network.logits(images), labels, reduction="sum")
 
-        return gradient_cosines(network, loss, first)
+        return gradient_cosines(network, loss, first, arguments.samples - first)
 
     def theirs() -> Tensor:
         return by_vmap(network, images, labels, first)

@@ -11,6 +11,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from cclis import ContinualLearner, InputError, load_benchmark
+from cclis.methods import METHODS
 from tests.conftest import QUICK, quick
 
 LEARNING = {**QUICK, "epochs": 12, "width": 32, "temperature": 0.1, "probe_epochs": 10}
@@ -435,3 +436,97 @@ def test_every_method_learns_from_arrays_and_makes_room(method: str, monkeypatch
         each.learn(digits.images[chosen] / 16, digits.target[chosen])
     probability = [each.predict_proba(digits.images[:9] / 16) for each in (learner, again)]
     assert np.array_equal(*probability)
+
+
+class Double(nn.Linear):
+    """Features of another precision."""
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x).double()
+
+
+ENCODERS = {
+    "frozen": lambda: nn.Linear(64, 16).requires_grad_(False),
+    "partly frozen": lambda: nn.Sequential(
+        nn.Linear(64, 16).requires_grad_(False), nn.ReLU(), nn.Linear(16, 8)
+    ),
+    "in 64 bits": lambda: Double(64, 16),
+    "by chance": lambda: nn.Sequential(nn.Linear(64, 16), nn.Dropout(), nn.Linear(16, 8)),
+}
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "joint"])
+def test_encoders_of_any_kind_learn_and_go_on_exactly(method: str, kind: str, tmp_path) -> None:
+    encoder = nn.Sequential(nn.Flatten(), ENCODERS[kind]())
+    settings = {**quick(method), "epochs": 1, "padding": 1}
+    learner = ContinualLearner(method, encoder=encoder, **settings).learn(*digits(0)[:2])
+    learner.save(tmp_path / "learner")
+    again = ContinualLearner.load(tmp_path / "learner", encoder=encoder)
+    torch.manual_seed(1)
+    learner.learn(*digits(1)[:2])
+    torch.manual_seed(2)
+    drawn = torch.random.get_rng_state()
+    again.learn(*digits(1)[:2])
+    # Whatever else the caller draws by chance, neither minds the other.
+    assert torch.equal(torch.random.get_rng_state(), drawn)
+    images = digits(0)[2]
+    assert np.array_equal(learner.predict_proba(images), again.predict_proba(images))
+    weights = learner._trainer.method.network.encoder.state_dict()
+    fixed = {
+        name: torch.equal(value, encoder.state_dict()[name]) for name, value in weights.items()
+    }
+    assert all(fixed.values()) == (kind == "frozen")
+
+
+def test_joint_training_is_told_everything_at_once() -> None:
+    learner = ContinualLearner("joint", **quick("joint"), padding=1).learn(*digits(0)[:2])
+    before = learner.predict_proba(digits(0)[2])
+    with pytest.raises(InputError, match="joint learns all tasks at once"):
+        learner.learn(*digits(1)[:2])
+    assert np.array_equal(learner.predict_proba(digits(0)[2]), before)
+
+
+@pytest.mark.filterwarnings("ignore:a memory of 3 is smaller")
+def test_a_part_of_one_sample_cannot_be_normalised() -> None:
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8))
+    der = ContinualLearner("der", encoder=encoder, replay_batch_size=1, **quick("der"), padding=1)
+    with pytest.raises(InputError, match=r"two samples at least.* larger replay_batch_size helps"):
+        der.learn(*digits(0)[:2])
+    gem = ContinualLearner("gem", 3, encoder=encoder, **quick("gem"), padding=1)
+    for task in range(2):
+        gem.learn(*digits(task)[:2])
+    with pytest.raises(InputError, match=r"two samples at least.* larger memory helps"):
+        gem.learn(*digits(2)[:2])
+    assert gem.classes == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("method", ["er", "gcr", "finetune"])
+def test_what_the_last_step_breaks_is_refused(method: str) -> None:
+    settings = {**quick(method), "epochs": 1, "batch_size": 512, "padding": 1, "flip": 0.0}
+    learner = ContinualLearner(method, **{**settings, "learning_rate": 1e20})
+    with pytest.raises(InputError, match=r"is not finite: a lower learning_rate|has diverged"):
+        learner.learn(*digits(0)[:2])
+    assert learner.classes == []
+
+
+def test_padding_leaves_something_to_see() -> None:
+    images, labels = np.random.default_rng(0).random((8, 5, 4, 1)), [0, 1] * 4
+    with pytest.raises(InputError, match="padding of 4 can push images of 5×4 out of sight"):
+        ContinualLearner("er", epochs=1).learn(images, labels)
+    ContinualLearner("er", epochs=1, padding=3, width=8).learn(images, labels)
+    ContinualLearner("er", epochs=1, crop="none", width=8).learn(images, labels)
+
+
+@pytest.mark.parametrize("settings", [{"memory": 10**12}, {"memory": 20, "candidates": 10**12}])
+def test_room_is_made_for_what_comes_rather_than_for_what_may(settings: dict[str, int]) -> None:
+    learner = ContinualLearner("gcr", **{**quick("gcr"), "padding": 1, **settings})
+    for task in range(2):
+        learner.learn(*digits(task)[:2])
+    assert 0 < len(learner._trainer.memory) <= settings["memory"]
+
+
+def test_a_batch_that_does_not_fit_is_said() -> None:
+    learner = ContinualLearner("er", 20, **quick("er"), padding=1, replay_batch_size=10**12)
+    with pytest.raises(InputError, match="memory is too small"):
+        learner.learn(*digits(0)[:2])

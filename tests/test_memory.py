@@ -141,6 +141,47 @@ def test_beside_what_was_kept_a_stream_has_the_share_of_a_common_reservoir():
         again.load(uncounted)
 
 
+def test_samples_of_every_past_task_count():
+    memory = Memory(2, reservoir=4)
+    for passed in (4, 8, 12):
+        for first in range(0, passed, 4):
+            slots = len(memory) + torch.arange(4) if not first else torch.full((4,), -1)
+            memory.insert(slots, samples(0, 1, 0, 1), {})
+        kept = memory.samples
+        assert kept is not None
+        memory.replace(kept[:2], torch.ones(2))
+    assert memory.past == 4 + 8 + 12
+    # Two that stand for 24: one new sample beside them when 12 have passed by.
+    assert memory.replayed(torch.tensor([11, 12])).tolist() == [0, 1]
+
+
+def test_no_more_is_replayed_than_a_reservoir_holds():
+    assert Memory(6, reservoir=3).replayed(torch.tensor([0, 2, 4, 99])).tolist() == [0, 2, 3, 3]
+
+
+def test_room_for_a_stream_grows_with_it():
+    memory = Memory(10**15)
+    for first in range(0, 9, 3):
+        memory.insert(first + torch.arange(3), samples(*range(first, first + 3)), {})
+    assert memory.samples is not None
+    assert memory.samples.labels.tolist() == list(range(9))
+    # Twice as much each time, so that little is copied.
+    assert len(memory._rows["labels"]) == 12
+
+
+def test_extras_of_every_class_are_kept_as_room_grows_and_shrinks():
+    memory = Memory(2)
+    logits = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    memory.replace(samples(0, 1), torch.ones(2), {"logits": logits, "weight": torch.ones(2)})
+    memory.widen("logits", 4)
+    assert memory.extras["logits"].tolist() == [[1, 2, 0, 0], [3, 4, 0, 0]]
+    memory.widen("logits", 1)
+    assert memory.extras["logits"].tolist() == [[1], [3]]
+    assert memory.extras["weight"].tolist() == [1, 1]
+    memory.widen("nothing of that name", 3)
+    assert memory.extras.keys() == {"logits", "weight"}
+
+
 def test_a_stream_goes_on_from_a_saved_state():
     memory, again = Memory(4), Memory(4)
     memory.insert(torch.tensor([0, 1]), samples(1, 2), {"logits": torch.tensor([[1.0], [2.0]])})

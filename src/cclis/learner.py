@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from cclis.checkpoints import FORMAT
 from cclis.config import StreamOptions, make_config
 from cclis.data.images import ImageSet, as_array, as_uint8_images
+from cclis.engine.device import globally_seeded, seed_for
 from cclis.engine.trainer import Trainer
 from cclis.errors import InputError, as_input_errors, unknown
-from cclis.evaluation.heads import HEADS, Head, View, heads_for
+from cclis.evaluation.heads import Head, View, fit, heads_for
 from cclis.files import read_tensors, write_tensors
 from cclis.methods import METHODS
 from cclis.nn.network import Representation
@@ -111,6 +112,10 @@ class ContinualLearner:
             raise InputError(
                 f"class {known!r} was learned before; a task brings new classes, unless again=True"
             )
+        if self._classes and METHODS[self.config.method].joint:
+            raise InputError(
+                f"{self.config.method} learns all tasks at once: give their samples to one learn()"
+            )
         arrival = {name: index for index, name in enumerate([*self._classes, *new])}
         task = ImageSet(pixels, torch.tensor([arrival[name] for name in names]))
         trainer = self._trainer or Trainer(
@@ -123,10 +128,12 @@ class ContinualLearner:
                 "keep no sample",
                 stacklevel=2,
             )
-        with trainer.all_or_nothing():
+        # An encoder of one's own may draw from the global generators, as dropout does.
+        chance = globally_seeded(seed_for(self.config.seed, "learner", len(trainer.task_sizes)))
+        with trainer.all_or_nothing(), chance:
             learned = trainer.learn(task, len(new), again=again)
             view = View(trainer.inference, learned.visible, classes, self.config, self.config.seed)
-            self._head = HEADS[self._head_name](view)
+            self._head = fit(self._head_name, view)
         self._trainer = trainer
         self._classes += new
         return self

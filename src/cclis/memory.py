@@ -116,15 +116,17 @@ class Memory:
         new = {"images": samples.images, "labels": samples.labels, **extras}
         new["proposal"] = torch.ones(len(samples), device=there)
         self._rows = self._rows or {k: v[:0] for k, v in new.items()}
-        free = self.capacity + self.reservoir - len(self._rows["labels"])
-        if free > 0:
+        count, room = int(slots.max()) + 1, len(self._rows["labels"])
+        if count > room:
+            # Not for all of its capacity at once: as much may never come.
+            more = min(max(count, 2 * room), self.capacity + self.reservoir) - room
             for name, rows in self._rows.items():
-                self._rows[name] = torch.cat([rows, rows.new_zeros(free, *rows.shape[1:])])
+                self._rows[name] = torch.cat([rows, rows.new_zeros(more, *rows.shape[1:])])
         # Without waiting for the device: what is not page-locked has been read when a call returns.
         chosen, place = (rows.to(there, non_blocking=True) for rows in (taken, slots[taken]))
         for name, rows in self._rows.items():
             rows[place] = new[name][chosen].to(rows.dtype)
-        self._count = max(self._count, int(slots.max()) + 1)
+        self._count = max(self._count, count)
 
     def widen(self, name: str, width: int) -> None:
         """Give an extra of one number a class, (N, classes), room for more or fewer classes."""

@@ -14,11 +14,13 @@ from cclis.data.images import ImageSet
 from cclis.engine import inference as inference_module
 from cclis.engine.device import make_fabric
 from cclis.engine.inference import Inference
+from cclis.errors import InputError
 from cclis.evaluation.heads import (
     HEADS,
     SHRINKAGE,
     Head,
     View,
+    fit,
     fit_classifier,
     fit_discriminant,
     fit_linear,
@@ -197,6 +199,32 @@ def test_discriminant_of_features_that_never_vary_and_of_absent_classes():
     scores = head.scores(inference(visible.images))
     assert scores.argmax(dim=1).tolist() == visible.labels.tolist()
     assert bool(torch.isneginf(scores[:, [2, 4]]).all())
+
+
+def test_discriminant_without_spread_is_the_nearest_mean():
+    # Three images of lengths of their own: what rounding leaves of a covariance must not decide.
+    images = torch.randint(0, 256, (3, 2, 2, 1), dtype=torch.uint8, generator=generator(5))
+    visible, inference = (
+        ImageSet(images.repeat(2, 1, 1, 1), torch.arange(6) % 3),
+        pixels_as_features(),
+    )
+    head = fit("discriminant", look(inference, visible, 3, QUICK))
+    others = torch.randint(0, 256, (200, 2, 2, 1), dtype=torch.uint8, generator=generator(6))
+    features = inference(others).features
+    nearest = torch.cdist(features, inference(images).features).argmin(dim=1)
+    assert torch.equal(head.scores(inference(others)).argmax(dim=1), nearest)
+    assert len(nearest.unique()) == 3
+
+
+def test_a_head_of_infinite_scores_is_refused(network, digits):
+    # A class without samples scores minus infinity, which is fine.
+    assert fit("means", look(infer(network), digits, 4, OPTIONS)).bias[3] == -torch.inf
+    diverged = ClassifierNetwork(ConvEncoder(1, 4), 1, 8, 4)
+    with torch.no_grad():
+        next(diverged.encoder.parameters()).fill_(3e38)
+    assert bool(diverged.classifier.weight.isfinite().all())
+    with pytest.raises(InputError, match="classifier is not finite: a lower learning_rate may"):
+        fit("classifier", look(infer(diverged), digits, 4, OPTIONS))
 
 
 def test_prototype_head_is_the_normalised_sum(network, digits):

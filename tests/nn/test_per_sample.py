@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cclis.errors import InputError
 from cclis.nn import per_sample
 from cclis.nn.per_sample import gradient_cosines
 from cclis.nn.resnet import resnet18
@@ -43,7 +45,7 @@ def naive(module: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
 
 def found(module: nn.Module, images: Tensor, labels: Tensor, first: int) -> Tensor:
     loss = lambda: F.cross_entropy(module(images), labels, reduction="sum")  # noqa: E731
-    return gradient_cosines(module, loss, first)
+    return gradient_cosines(module, loss, first, len(labels) - first)
 
 
 def samples(count: int, side: int = 8) -> tuple[Tensor, Tensor]:
@@ -108,10 +110,51 @@ def test_a_resnet() -> None:
     assert not any(m._forward_hooks for m in network.modules())
 
 
+class Encoder(nn.Module):
+    """As people write them: a layer twice, weights in common, by keyword, not to be learned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.twice = nn.Linear(192, 6), nn.Linear(6, 6, bias=False)
+        self.tied = nn.Linear(6, 6, bias=False)
+        self.tied.weight = self.twice.weight
+        self.fixed, self.unused, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.twice(self.first(input=x.flatten(1)).tanh()).tanh()
+        x = self.tied(self.twice(x).tanh())
+        with torch.no_grad():
+            shift = self.fixed(x)
+        self.unused(x)
+        return self.last((x + shift).tanh())
+
+
+def test_layers_may_be_used_in_any_way() -> None:
+    torch.manual_seed(0)
+    module = Encoder().double()
+    images, labels = samples(7)
+    cosines = found(module, images, labels, 4)
+    # They get no gradient at all.
+    module.fixed.requires_grad_(False)
+    module.unused.requires_grad_(False)
+    module.tied = module.twice  # its weights count once
+    torch.testing.assert_close(cosines, naive(module, images, labels)[:4, 4:])
+
+
+def test_rows_that_are_no_samples_are_refused() -> None:
+    folded = nn.Sequential(
+        nn.Flatten(0, 1), nn.Flatten(), nn.Linear(64, 2), nn.Unflatten(0, (7, 3))
+    )
+    module = nn.Sequential(folded, nn.Flatten(), nn.Linear(6, 4)).double()
+    images, labels = samples(7)
+    with pytest.raises(InputError, match=r"7 samples .* Linear\(in_features=64.* gives 21 rows"):
+        found(module, images, labels, 4)
+
+
 def test_a_gradient_of_zeros_has_cosine_zero() -> None:
     module = nn.Linear(3, 2)
     x = torch.tensor([[0.0, 0, 0], [1, 2, 3], [1, 2, 3]])
-    cosines = gradient_cosines(module, lambda: module(x).square().sum(), 2)
+    cosines = gradient_cosines(module, lambda: module(x).square().sum(), 2, 1)
     torch.testing.assert_close(cosines, torch.tensor([[0.0], [1.0]]))
 
 
@@ -130,3 +173,34 @@ def test_half_precision_is_summed_in_full(fewer: int, monkeypatch: pytest.Monkey
     assert cosines.dtype == torch.float32
     assert float(expected.std()) > 0.1
     assert float((cosines - expected).abs().max()) < 0.003
+
+
+@pytest.mark.parametrize(
+    ("compare", "shape"),
+    [(per_sample._compared_by_pairs, (257, 1)), (per_sample._compared_by_weights, (1, 65))],
+)
+def test_sums_have_more_digits_than_their_parts(compare: Any, shape: tuple[int, int]) -> None:
+    # 257² pairs of places, 63 · 65 weights: no number of bfloat16.
+    places, width = shape
+    channels = 63 if places == 1 else 1
+    inputs = torch.ones(2, 1, places, width, dtype=torch.bfloat16)
+    errors = torch.ones(2, 1, places, channels, dtype=torch.bfloat16)
+    for found in compare(inputs, errors, 1):
+        assert found.dtype == torch.float32
+        expected = torch.full_like(found, places**2 * channels * width)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+
+def test_autocast_outside_shortens_nothing() -> None:
+    linear = nn.Linear(3, 1, bias=False)
+    rows = torch.tensor([[1.0, 2**-10, 0], [1, 0, 2**-10]])
+    expected = F.cosine_similarity(*rows.double(), dim=0)
+
+    def loss() -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return linear(rows).sum()
+
+    with torch.autocast("cpu", torch.bfloat16):
+        assert float(gradient_cosines(linear, loss, 1, 1)) == pytest.approx(
+            float(expected), abs=1e-7
+        )

@@ -58,19 +58,19 @@ class Optimizer:
         return length
 
     def gradients_of(self, loss: Tensor) -> Tensor:
-        """The gradient of a loss, as one vector (P,); parameters keep theirs."""
-        found = torch.autograd.grad(loss, self._parameters(), allow_unused=True)
+        """The gradient of a loss, as one vector (P,) over what learns; parameters keep theirs."""
+        found = torch.autograd.grad(loss, self._learning(), allow_unused=True)
         return self._joined(found)
 
     @property
     def gradient(self) -> Tensor:
-        """The parameters' gradients, as one vector (P,)."""
-        return self._joined([parameter.grad for parameter in self._parameters()])
+        """The gradients of the parameters that learn, as one vector (P,)."""
+        return self._joined([parameter.grad for parameter in self._learning()])
 
     def follow(self, gradient: Tensor) -> None:
-        """Take a vector (P,) for the parameters' gradients."""
-        parts = torch.split(gradient, [p.numel() for p in self._parameters()])
-        for parameter, part in zip(self._parameters(), parts, strict=True):
+        """Take a vector (P,) for these gradients."""
+        parts = torch.split(gradient, [p.numel() for p in self._learning()])
+        for parameter, part in zip(self._learning(), parts, strict=True):
             if parameter.grad is not None:
                 parameter.grad.copy_(_shaped(part, parameter))
 
@@ -115,8 +115,12 @@ class Optimizer:
                 self._sgd.state[parameter] = {"momentum_buffer": momentum}
 
     def _joined(self, gradients: Sequence[Tensor | None]) -> Tensor:
-        pairs = zip(gradients, self._parameters(), strict=True)
+        pairs = zip(gradients, self._learning(), strict=True)
         return torch.cat([_flat(torch.zeros_like(p) if g is None else g, p) for g, p in pairs])
+
+    def _learning(self) -> list[nn.Parameter]:
+        """Those that are not frozen, as an encoder of one's own may be."""
+        return [parameter for parameter in self._parameters() if parameter.requires_grad]
 
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self._sgd.param_groups for parameter in group["params"]]

@@ -120,7 +120,9 @@ class Replay:
             return of_task, self._here(draw_beside(kept, most, how, replays, chance)), nowhere
         seen, before = self._memory.seen - done * how.task, self._memory.before
         passed = seen + how.task * torch.arange(how.steps)
-        kept, most = before + self._memory.replayed(passed), before + self._memory.capacity
+        kept = before + self._memory.replayed(passed)
+        # Not all of the capacity: less may have passed by when the epoch ends.
+        most = before + min(self._memory.capacity, int(passed[-1]))
         of_memory = self._here(draw_beside(kept, most, how, replays, chance))
         room = self._memory.reservoir or self._memory.capacity
         slots = reservoir_slots(seen, room, how.task, generator=chance, batches=how.steps)

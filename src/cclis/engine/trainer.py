@@ -99,6 +99,12 @@ class Trainer:
         progress: Progress = QUIET,
     ):
         self.config, self.image_shape, self._progress = config, image_shape, progress
+        height, width, channels = image_shape
+        if config.crop == "padded" and config.padding >= min(height, width):
+            raise InputError(
+                f"a padding of {config.padding} can push images of {height}×{width} out of sight: "
+                "it must be smaller than their sides"
+            )
         self.fabric = make_fabric(config)
         kind = METHODS[config.method]
         with seeded(config.seed, "network"):
@@ -106,7 +112,7 @@ class Trainer:
                 encoder = make_encoder(config, image_shape, fan_out=kind.fan_out)
             else:
                 encoder = copy.deepcopy(encoder)
-            own, channels = encoder.cpu(), image_shape[2]
+            own = encoder.cpu()
             self.features = feature_dimension(own, image_shape)
             network = made(lambda: kind.make_network(config, own, channels, self.features, classes))
         try:
@@ -156,11 +162,14 @@ class Trainer:
         with self.all_or_nothing():
             try:
                 return self._learn(task, new_classes, on_epoch, on_step, on_trained)
-            except RuntimeError as error:
-                if not out_of_memory(error):
+            except (RuntimeError, ValueError) as error:
+                said = self._in_words(error)
+                if out_of_memory(error):
+                    _let_go(error)
+                    said = self._too_large(len(task))
+                if said is None:
                     raise
-                _let_go(error)
-                raise InputError(self._too_large(len(task))) from None
+                raise InputError(said) from None
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
@@ -342,6 +351,18 @@ class Trainer:
                 f"labels out of range: this task's classes are {low} to {high - 1}, "
                 f"but labels reach from {least} to {most}"
             )
+
+    def _in_words(self, error: Exception) -> str | None:
+        """What to say instead of what torch says, where the settings are the cause."""
+        if "more than 1 value per channel" in str(error):
+            more = "memory" if self.method.by_task else "replay_batch_size"
+            return (
+                "batch normalisation needs two samples at least, but a part of the memory that is "
+                f"replayed by itself has one: a larger {more} helps"
+            )
+        if "can't allocate memory" in str(error):
+            return "this machine's memory is too small for these images and sizes of batches"
+        return None
 
     def _too_large(self, samples: int) -> str:
         """What to say when the GPU's memory is full: the largest halving of the batch that fits."""

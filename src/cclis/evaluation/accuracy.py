@@ -11,8 +11,7 @@ from torch import Tensor
 from cclis.config import Options
 from cclis.data.images import ImageSet
 from cclis.engine.inference import Inference
-from cclis.errors import InputError
-from cclis.evaluation.heads import HEADS, View, heads_for
+from cclis.evaluation.heads import View, fit, heads_for
 from cclis.nn.network import Representation
 from cclis.progress import QUIET, Progress
 
@@ -91,11 +90,7 @@ def evaluate(
         bar.advance()
         found, predicted = {}, {}
         for name in heads:
-            head = HEADS[name](view)
-            if not bool(head.weight.isfinite().all()):
-                what = ", or a lower probe_learning_rate" if name.startswith("linear") else ""
-                raise InputError(f"the head {name} is not finite: try other settings{what}")
-            scores = head.scores(represented)
+            scores = fit(name, view).scores(represented)
             by_task = torch.split(scores, sizes), torch.split(test.labels, sizes)
             found[name], predicted[name] = accuracies(*by_task, task_sizes), scores.argmax(dim=1)
             bar.advance(note=f"{name} {sum(found[name].class_il) / len(tests):.1f} %")

@@ -15,6 +15,7 @@ from cclis.config import MeansOptions, Options, ProbeOptions
 from cclis.data.images import ImageSet
 from cclis.engine.device import generator
 from cclis.engine.inference import Inference
+from cclis.errors import InputError
 from cclis.nn.network import ClassifierNetwork, PrototypeNetwork, Representation
 
 PROBE_MOMENTUM = 0.9
@@ -22,8 +23,12 @@ PROBE_DECAY = 0.2
 PROBE_MILESTONES = (0.6, 0.75, 0.9)
 SHRINKAGE = 0.1
 """Share of a round covariance in that of `discriminant`."""
+LEAST_SPREAD = 1e-9
+"""Share of the features' mean square that the variance of `discriminant` is at least."""
 PROBE_BLOCK = 16
 """Batches of the probe whose features are computed at once."""
+TRIED = 64
+"""Samples that a fitted head is tried on."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,11 @@ class View:
     classes: int
     options: Options
     seed: int
+
+    @cached_property
+    def some(self) -> Representation:
+        """What the network makes of a few visible samples."""
+        return self.inference(self.visible.images[:TRIED])
 
     def chance(self, purpose: str) -> torch.Generator:
         """A generator for one purpose."""
@@ -187,10 +197,11 @@ def fit_discriminant(view: View) -> Head:
     """
     found = view.moments
     size = len(found.covariance)
-    round_ = found.covariance.trace() / size * torch.eye(size).to(found.covariance)
+    # Where features hardly vary within classes this is the nearest mean, not what rounding left.
+    least = (LEAST_SPREAD * found.features.square().mean()).clamp_min(torch.finfo().tiny)
+    spread = (found.covariance.trace() / size).maximum(least)
+    round_ = spread * torch.eye(size).to(found.covariance)
     covariance = (1 - SHRINKAGE) * found.covariance + SHRINKAGE * round_
-    # Features that never vary get a scale of their own, so that this can always be solved.
-    covariance.diagonal().clamp_(min=torch.finfo(torch.float32).tiny)
     weight = torch.linalg.solve(covariance, found.features.T).T
     bias = -0.5 * (weight * found.features).sum(dim=1)
     return Head("features", weight.float(), bias.float().masked_fill(~found.present, -torch.inf))
@@ -224,6 +235,18 @@ HEADS: dict[str, Callable[[View], Head]] = {
     "prototype": fit_prototype,
     "classifier": fit_classifier,
 }
+
+
+def fit(name: str, view: View) -> Head:
+    """The head of that name. One that gives no finite scores is refused: a network may diverge by
+    the very last step of a task, whose loss was still finite."""
+    head = HEADS[name](view)
+    # A class without samples scores minus infinity.
+    scores = head.scores(view.some).masked_fill(head.bias == -torch.inf, 0)
+    if not bool(head.weight.isfinite().all() and scores.isfinite().all()):
+        rate = "probe_learning_rate" if name.startswith("linear") else "learning_rate"
+        raise InputError(f"the head {name} is not finite: a lower {rate} may help")
+    return head
 
 
 def heads_for(own: tuple[str, ...], options: Options) -> tuple[str, ...]:

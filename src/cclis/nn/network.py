@@ -224,6 +224,9 @@ class ProjectionNetwork(Network):
 
     def project(self, features: Tensor) -> Tensor:
         """Features (B, F) to unit-norm embeddings (B, D), in 32 bits."""
+        if not torch.is_autocast_enabled(features.device.type):
+            # An encoder of one's own may compute in another precision.
+            features = features.float()
         projected: Tensor = self.projection(features)
         return F.normalize(projected.float(), dim=1)
 

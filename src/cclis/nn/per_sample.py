@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from cclis.errors import InputError
 
 FEWER = 4.0
 """How many times fewer numbers pairs of places must be than weights, to go through them: they take
@@ -22,19 +24,23 @@ class _Call(NamedTuple):
     output: GradientEdge
 
 
-def gradient_cosines(module: nn.Module, loss: Callable[[], Tensor], first: int) -> Tensor:
+def gradient_cosines(
+    module: nn.Module, loss: Callable[[], Tensor], first: int, others: int
+) -> Tensor:
     """Cosines of the gradients of a batch's first samples with those of all others.
 
     One pass back through the sum of the samples' losses gives the output gradient of every layer;
     with the layer's input it makes the weights' gradient of each sample (Goodfellow, 2015).
     These are the weights of convolutions and linear layers that learn: biases and what scales
-    normalised activations, one parameter in a thousand, are left out. Samples must not depend on
-    one another, so batch normalisation has to be in eval mode, nor a layer be used twice.
+    normalised activations, one parameter in a thousand, are left out, and so is what other layers
+    hold, such as those of attention. Samples must not depend on one another, so batch normalisation
+    has to be in eval mode.
 
     Args:
         module: What holds the layers.
-        loss: Applies the module to a batch of B samples and gives the sum of their losses.
-        first: N, how many samples are the first; R = B - N are the others.
+        loss: Applies the module to a batch of N + R samples and gives the sum of their losses.
+        first: N, how many samples are the first.
+        others: R, how many come after them.
 
     Returns:
         (N, R), in 32 bits or more; a gradient of zeros has cosine 0 with all others. What layers
@@ -44,13 +50,22 @@ def gradient_cosines(module: nn.Module, loss: Callable[[], Tensor], first: int) 
     with _watching(module) as calls:
         total = loss()
     found = torch.autograd.grad(total, [call.output for call in calls], allow_unused=True)
+    # Weights that several calls share have one gradient, over all their places.
+    sharing: dict[Tensor, list[tuple[_Call, Tensor]]] = {}
+    for call, gradient in zip(calls, found, strict=True):
+        if gradient is not None:
+            if len(gradient) != first + others:
+                raise InputError(
+                    f"gradients of {first + others} samples are compared one by one, but "
+                    f"{call.layer} gives {len(gradient)} rows; its first dimension must be theirs"
+                )
+            sharing.setdefault(call.layer.weight, []).append((call, gradient))
     products, squares = total.new_zeros(()), total.new_zeros(())
     with torch.autocast(total.device.type, enabled=False), torch.no_grad():
-        for call, gradient in zip(calls, found, strict=True):
-            if gradient is not None:
-                # Not by name: patches of one layer are gone before those of the next are made.
-                of_layer = _compared(*_by_place(call.layer, call.input, gradient), first)
-                products, squares = products + of_layer[0], squares + of_layer[1]
+        for shared in sharing.values():
+            # Not by name: patches of one layer are gone before those of the next are made.
+            of_layer = _compared(*_by_places(shared), first)
+            products, squares = products + of_layer[0], squares + of_layer[1]
         lengths = torch.where(squares > 0, squares, 1.0).sqrt()
         return products / torch.outer(lengths[:first], lengths[first:])
 
@@ -60,15 +75,20 @@ def _watching(module: nn.Module) -> Iterator[list[_Call]]:
     """Notes the calls of layers whose weights learn, for a while."""
     calls: list[_Call] = []
 
-    def note(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    def note(
+        layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Any], output: Tensor
+    ) -> Tensor:
         assert isinstance(layer, nn.Conv2d | nn.Linear)
+        if not output.requires_grad:
+            return output
         # An edge rather than the output, which a ReLU may overwrite; it would cut off a view's.
         output = output.clone() if output._is_view() else output
-        calls.append(_Call(layer, inputs[0].detach(), get_gradient_edge(output)))
+        given = inputs[0] if inputs else named["input"]
+        calls.append(_Call(layer, given.detach(), get_gradient_edge(output)))
         return output
 
     handles = [
-        part.register_forward_hook(note)
+        part.register_forward_hook(note, with_kwargs=True)
         for part in module.modules()
         if isinstance(part, nn.Conv2d | nn.Linear) and part.weight.requires_grad
     ]
@@ -77,6 +97,15 @@ def _watching(module: nn.Module) -> Iterator[list[_Call]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _by_places(shared: list[tuple[_Call, Tensor]]) -> tuple[Tensor, Tensor]:
+    """`_by_place` of all calls that share their weights, one call's places after another's."""
+    parts = [_by_place(call.layer, call.input, gradient) for call, gradient in shared]
+    if len(parts) == 1:
+        return parts[0]
+    inputs, errors = (torch.cat(of_calls, dim=2) for of_calls in zip(*parts, strict=True))
+    return inputs, errors
 
 
 def _by_place(layer: nn.Conv2d | nn.Linear, x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
