@@ -97,7 +97,7 @@ def gss_slots(
             f"with M at most the memory's {capacity}"
         )
     # In numpy: a step waits for this, and for so few numbers torch takes three times as long.
-    old, new = (np.array(v.detach().cpu(), np.float64) for v in (scores, new_scores))
+    old, new = (v.detach().cpu().double().numpy() for v in (scores, new_scores))
     for values in (old, new):
         if not ((values >= 0) & np.isfinite(values)).all():
             raise InputError("scores must be finite and not negative: a cosine plus 1")
