@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cclis import sampling
 from cclis.errors import InputError
-from cclis.sampling import embedding_proposal, log_scores, normalise, proposal, quotas, select
+from cclis.sampling import log_scores, normalise, proposal, quotas, select
 
 SETTINGS = settings(max_examples=80, deadline=None)
 UNLIKELY = 1e-4
@@ -554,5 +554,5 @@ def test_the_form_that_takes_embeddings_is_the_proposal():
     z, c = (torch.nn.functional.normalize(torch.randn(n, 6, generator=chance)) for n in (30, 4))
     labels = torch.arange(30) % 4
     expected = proposal(c @ z.T, labels, temperature=0.3)
-    found = embedding_proposal(z, c, labels, temperature=0.3)
+    found = normalise(log_scores(z, c, labels, temperature=0.3), labels)
     torch.testing.assert_close(found, expected)

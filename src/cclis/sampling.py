@@ -34,13 +34,6 @@ def proposal(similarity: Tensor, labels: Tensor, *, temperature: float) -> Tenso
     return normalise(scores, labels)
 
 
-def embedding_proposal(
-    embeddings: Tensor, prototypes: Tensor, labels: Tensor, *, temperature: float
-) -> Tensor:
-    """`proposal` from unit-norm embeddings (N, D) and prototypes (C, D), never building (C, N)."""
-    return normalise(log_scores(embeddings, prototypes, labels, temperature=temperature), labels)
-
-
 def log_scores(
     embeddings: Tensor, prototypes: Tensor, labels: Tensor, *, temperature: float
 ) -> Tensor:
