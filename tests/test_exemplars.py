@@ -164,6 +164,11 @@ class TestHerding:
         assert len(set(order.tolist())) == len(order)
         assert torch.equal(herding(features, few), order[:few])
 
+    def test_samples_that_are_nearly_the_same_are_told_apart(self) -> None:
+        # In 32 bits their distances from the mean are rounding.
+        features = (1 + 1e-5 * normal(300, 64, seed=4)).float()
+        assert torch.equal(herding(features, 60), herding(features.double(), 60))
+
     def test_the_length_of_features_does_not_matter(self) -> None:
         features = normal(40, 8, seed=1)
         lengths = torch.rand(40, 1, generator=seeded(2), dtype=torch.float64) + 0.1
@@ -183,6 +188,8 @@ class TestHerding:
         features = torch.tensor([[1.0, 0.0], [1.0, 6.0], [0.0, 0.0]])
         # The mean is about (0.39, 0.33), nearer to zeros than to a unit vector.
         assert herding(features, 3)[0] == 2
+        # That of (1, 0), (1, 1) and zeros is (0.57, 0.24), nearer to the first: 0.49 against 0.61.
+        assert herding(torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]]), 3)[0] != 2
         assert sorted(herding(features, 9).tolist()) == [0, 1, 2]
 
     @pytest.mark.parametrize("count", [0, 5])
@@ -304,6 +311,15 @@ class TestMatchingPursuit:
         for member, part in zip(members.tolist(), parts.tolist(), strict=True):
             assert found.pop(member) == pytest.approx(part, rel=1e-4)
         assert len(found) == 0
+
+    def test_rows_that_are_nearly_the_same_are_told_apart(self) -> None:
+        # In 32 bits which of them agrees most with what is left is rounding.
+        rows = (1 + 2e-6 * normal(60, 40, seed=5)).float()
+        target = rows.double().sum(dim=0).float()
+        found = matching_pursuit(rows, target, 8, ridge=1e-6)
+        expected = matching_pursuit(rows.double(), target.double(), 8, ridge=1e-6)
+        assert torch.equal(found[0], expected[0])
+        torch.testing.assert_close(found[1].double(), expected[1], rtol=1e-6, atol=0)
 
     def test_one_row_in_closed_form(self) -> None:
         gradients, target = torch.tensor([[3.0, 4.0]]), torch.tensor([6.0, 0.0])

@@ -56,14 +56,16 @@ def project(gradient: Tensor, references: Tensor, *, margin: float, ridge: float
 
 
 class TestInnerProducts:
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
     @pytest.mark.parametrize("width", [1, 100, gradients.BLOCK, 2 * gradients.BLOCK + 3])
-    def test_against_a_loop(self, width: int) -> None:
-        rows = normal(3, width, seed=1)
+    def test_against_a_loop(self, width: int, dtype: torch.dtype) -> None:
+        rows = normal(3, width, seed=1).to(dtype)
         products = inner_products(rows)
         assert products.dtype == torch.float64
-        for i, one in enumerate(rows):
-            for j, other in enumerate(rows):
-                assert float(products[i, j]) == pytest.approx(math.fsum((one * other).tolist()))
+        for i, one in enumerate(rows.double()):
+            for j, other in enumerate(rows.double()):
+                expected = math.fsum((one * other).tolist())
+                assert float(products[i, j]) == pytest.approx(expected, rel=1e-12, abs=1e-10)
 
     def test_parts_do_not_matter(self, monkeypatch: pytest.MonkeyPatch) -> None:
         rows = normal(7, 1000, seed=3)

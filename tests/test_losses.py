@@ -226,6 +226,21 @@ class TestSampleNceInFloat32:
             (gradient,) = torch.autograd.grad(loss, leaf)
             assert loss.isfinite()
             assert gradient.isfinite().all()
+            # It stays a replayed sample, whose weight is as large as can be.
+            smallest = torch.full((12,), torch.finfo(torch.float32).tiny / 12)
+            assert loss == sample_nce(
+                leaf, labels, temperature=0.01, proposal=smallest, old_classes=3
+            )
+
+    def test_sixteen_bits_are_computed_in_thirty_two(self) -> None:
+        # 257 samples of a class are 256 in bfloat16, and its logarithms have two digits.
+        similarity = cosines(3, 600, seed=12).bfloat16()
+        labels = torch.cat([torch.zeros(257), torch.ones(43), torch.full((300,), 2.0)]).long()
+        proposal = torch.rand(600, generator=torch.Generator().manual_seed(1)).double()
+        loss = sample_nce(similarity, labels, temperature=0.5, proposal=proposal, old_classes=2)
+        assert loss.dtype == torch.float32
+        expected = naive_sample_nce(similarity.double(), labels, 0.5, proposal, 2)
+        assert loss.item() == pytest.approx(expected, rel=1e-5)
 
     def test_proposal_may_have_another_precision(self) -> None:
         similarity, labels, proposal = example(4, 10, seed=6)
@@ -440,6 +455,13 @@ class TestPrd:
         assert loss.item() == pytest.approx(expected, rel=1e-4)
         assert student.grad is not None
         assert student.grad.isfinite().all()
+
+    def test_sixteen_bits_are_computed_in_thirty_two(self) -> None:
+        student, teacher = (cosines(6, 20, seed=seed).bfloat16() for seed in (9, 10))
+        loss = prd(student, teacher, student_temperature=0.2, teacher_temperature=0.1)
+        assert loss.dtype == torch.float32
+        expected = naive_prd(student.double(), teacher.double(), 0.2, 0.1)
+        assert loss.item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_samples_of_old_classes_that_were_not_replayed_are_not_weighted() -> None:

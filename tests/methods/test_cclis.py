@@ -143,7 +143,11 @@ def test_scores_are_averaged_over_passes_and_normalised_over_the_visible() -> No
     passes = [nn.functional.normalize(torch.randn(40, 8), dim=1) for _ in range(3)]
     assert method.passes == 3
     found = kept(method, passes, labels, 40)
-    prototypes = method.network.prototypes[:4].detach()
+    prototypes = method.network.prototypes[:4].detach().clone()
+    with torch.no_grad():
+        method.network.prototypes.mul_(1.5)  # off the sphere, as the last step leaves them
+    again = kept(method, passes, labels, 40)
+    torch.testing.assert_close(again.proposal, found.proposal)
     score = torch.zeros(40, dtype=torch.float64)
     for z in passes:
         p = (prototypes @ z.T / 0.3).double().softmax(dim=1)

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from cclis.config import FinetuneConfig
-from cclis.methods import Batch, Finetune, Visible
+from cclis.config import FinetuneConfig, JointConfig
+from cclis.methods import Batch, Finetune, Joint, Visible
 
 
 def test_cross_entropy_over_the_seen_classes_and_nothing_kept() -> None:
@@ -24,3 +24,14 @@ def test_cross_entropy_over_the_seen_classes_and_nothing_kept() -> None:
     assert len(kept.indices) == len(kept.proposal) == 0
     (group,) = method.parameter_groups()
     assert group.learning_rate == config.learning_rate
+
+
+def test_joint_training_is_the_cross_entropy_of_all_classes() -> None:
+    torch.manual_seed(0)
+    config, encoder = JointConfig(), nn.Sequential(nn.Flatten(), nn.Linear(16, 5))
+    method = Joint(config, Joint.make_network(config, encoder, 1, 5, classes=6))
+    method.begin_task(6)
+    images, labels = torch.rand(4, 1, 4, 4), torch.tensor([2, 0, 5, 1])
+    losses = method.losses(Batch(images, labels, torch.ones(4)))
+    logits = method.network.classifier(encoder(images))
+    torch.testing.assert_close(losses["cross_entropy"], F.cross_entropy(logits, labels))

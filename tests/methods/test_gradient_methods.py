@@ -14,7 +14,7 @@ from cclis.config import CONFIGS, make_config
 from cclis.data.images import ImageSet
 from cclis.engine.trainer import Trainer
 from cclis.exemplars import weighted_coreset
-from cclis.gradients import gem_strengths, inner_products
+from cclis.gradients import gem_strengths, gss_slots, inner_products
 from cclis.memory import Memory
 from cclis.methods import METHODS, Batch, Visible
 from cclis.nn.network import Representation
@@ -122,6 +122,26 @@ def test_no_step_of_gem_goes_against_a_past_task(monkeypatch) -> None:
     assert harmful > 3
 
 
+def test_batch_norm_follows_the_task_last(monkeypatch) -> None:
+    # What it heads for is judged on the task: its statistics are to be of that.
+    some = trainer("gem", epochs=1)
+    digits = load_benchmark("split-digits", limit=40)
+    some.learn(digits[0].train, 2)
+    norm = next(m for m in some.method.network.modules() if isinstance(m, nn.BatchNorm2d))
+    losses, left = some._step._losses, []
+
+    def watched(now: Batch) -> dict[str, Tensor]:
+        found = losses(now)
+        left.append(norm.running_mean.clone())
+        return found
+
+    monkeypatch.setattr(some._step, "_losses", watched)
+    after = []
+    some.learn(digits[1].train, 2, on_step=lambda: after.append(norm.running_mean.clone()))
+    assert len(left) == len(after) > 2
+    assert all(torch.equal(*pair) for pair in zip(left, after, strict=True))
+
+
 def test_a_step_without_probes_is_one_update(monkeypatch) -> None:
     some = trainer("gem", epochs=1)
     digits = load_benchmark("split-digits", limit=40)
@@ -195,6 +215,52 @@ def test_gss_learns_from_the_task_and_the_first_replay() -> None:
     torch.testing.assert_close(loss, F.cross_entropy(logits, some.labels[:7]))
 
 
+def test_gss_leaves_out_what_stands_in_for_an_empty_memory() -> None:
+    gss, some = method("gss"), batch((4, 3, 3))
+    some.proposal[4:] = 0
+    (loss,) = gss.losses(some).values()
+    logits = gss.network.logits(some.images[:4])
+    torch.testing.assert_close(loss, F.cross_entropy(logits, some.labels[:4]))
+
+
+def test_scores_are_within_their_bounds_whatever_cosines_are(monkeypatch) -> None:
+    # Rounding may pass a cosine's bounds; of what is not finite nothing is taken in.
+    cosines = torch.tensor([[-1.01, -1.02], [1.01, 0.0], [torch.nan, 0.0], [-0.5, 0.5]])
+    monkeypatch.setattr("cclis.methods.gss.gradient_cosines", lambda *_: cosines)
+    gss, some = method("gss"), batch((4, 3, 3))
+    gss.before_step(some)
+    assert some.keep["score"].tolist() == [0, 2, 2, 1.5]
+
+
+def test_the_memory_of_gss_is_what_its_rule_makes_of_the_stream(monkeypatch) -> None:
+    some = trainer("gss", epochs=2)
+    take_in, offered = some._replay.take_in, []
+
+    def watched(inputs: Any, count: int, slots: Tensor, kept: dict[str, Tensor]) -> None:
+        offered.append((inputs["images"][:count].clone(), kept["score"].clone()))
+        take_in(inputs, count, slots, kept)
+
+    monkeypatch.setattr(some._replay, "take_in", watched)
+    chance = torch.Generator()
+    chance.set_state(some._replay.generators["admit"].get_state())
+    digits = load_benchmark("split-digits", limit=40)
+    for task in range(2):
+        some.learn(digits[task].train, 2)
+    held: dict[int, tuple[Tensor, float]] = {}
+    for images, scores in offered:
+        before = torch.tensor([held[slot][1] for slot in range(len(held))])
+        slots = gss_slots(before, scores, 20, generator=chance)
+        new = zip(images, scores.tolist(), strict=True)
+        held |= {
+            slot: sample for slot, sample in zip(slots.tolist(), new, strict=True) if slot >= 0
+        }
+    kept = some.memory.samples
+    assert kept is not None
+    assert len(kept) == len(held) == 20
+    assert torch.equal(kept.images, torch.stack([held[slot][0] for slot in range(20)]))
+    assert some.memory.extras["score"].tolist() == [held[slot][1] for slot in range(20)]
+
+
 def test_the_first_samples_have_nothing_to_be_compared_with() -> None:
     gss, some = method("gss"), batch((4, 3, 3))
     some.proposal[4:] = 0
@@ -262,7 +328,12 @@ def candidates(gcr: Any, labels: Tensor, features: Tensor) -> Visible:
         "logits": torch.rand(len(labels), gcr.network.classes, generator=chance),
         "weight": torch.rand(len(labels), generator=chance) + 0.5,
     }
-    return Visible(labels, lambda augmented: Representation(features, features), extras)
+
+    def represent(*, augmented: bool) -> Representation:
+        assert not augmented  # gradients are those of the samples as they are
+        return Representation(features, features)
+
+    return Visible(labels, represent, extras)
 
 
 def test_the_coreset_is_balanced_weighted_and_has_the_logits_of_before() -> None:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from cclis import load_benchmark
 from cclis.config import CONFIGS, make_config
 from cclis.engine.trainer import Trainer
-from cclis.methods import METHODS, Batch
+from cclis.methods import METHODS, Batch, Kept, Visible
+from cclis.methods.base import random_choice
 from tests.conftest import quick, state_after
 
 SHAPE = (8, 8, 1)
@@ -131,6 +132,48 @@ def test_a_state_from_the_middle_of_a_task_goes_on_exactly(
     assert first.keys() == second.keys()
     assert [key for key in first if not torch.equal(first[key], second[key])] == []
     assert logs[0][-len(logs[1]) :] == logs[1]
+
+
+@pytest.mark.parametrize("name", ["er", "gss", "derpp"])
+def test_a_batch_says_what_is_replayed_and_what_stands_in(name: str, monkeypatch) -> None:
+    some = trainer(name, epochs=1, replay_batch_size=8)
+    seen: list[Batch] = []
+    losses = some._step._losses
+    monkeypatch.setattr(some._step, "_losses", lambda now: (seen.append(now), losses(now))[1])
+    some.learn(load_benchmark("split-digits", limit=40)[0].train, 2)
+    for step, now in enumerate(seen):
+        replayed = now.sizes[1] * (len(now.sizes) - 1)
+        assert now.proposal.tolist() == [-1] * 16 + [float(step > 0)] * replayed
+    # Copies of the task's samples stand in; nothing was kept with them.
+    first = seen[0]
+    assert torch.equal(first.part(1).labels, first.part(0).labels[:8])
+    assert all(not value.any() for value in first.part(1).extras.values())
+
+
+class Refilled(METHODS["er"]):  # type: ignore[misc]
+    """Replays beside the task what was chosen at the end of the last."""
+
+    streams = False
+
+    def keep(self, visible: Visible, capacity: int, generator: torch.Generator) -> Kept:
+        return random_choice(visible.labels, capacity, generator)
+
+
+def test_a_memory_that_is_refilled_may_be_replayed_beside_the_task(monkeypatch) -> None:
+    monkeypatch.setitem(METHODS, "er", Refilled)
+    some = trainer("er", epochs=1, replay_batch_size=8)
+    seen: list[Batch] = []
+    losses = some._step._losses
+    monkeypatch.setattr(some._step, "_losses", lambda now: (seen.append(now), losses(now))[1])
+    digits = load_benchmark("split-digits", limit=40)
+    some.learn(digits[0].train, 2)
+    assert not any(now.part(1).proposal.any() for now in seen)
+    seen.clear()
+    some.learn(digits[1].train, 2)
+    assert all(now.sizes == (16, 8) for now in seen)
+    assert torch.cat([now.part(0).labels for now in seen]).unique().tolist() == [2, 3]
+    assert torch.cat([now.part(1).labels for now in seen]).unique().tolist() == [0, 1]
+    assert all(bool((now.part(1).proposal > 0).all()) for now in seen)
 
 
 def test_the_reservoir_holds_samples_of_all_tasks_alike() -> None:
