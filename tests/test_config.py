@@ -159,6 +159,15 @@ def test_methods_and_configs_agree() -> None:
     assert CONFIGS["cclis"] is CCLISConfig
 
 
+def test_numbers_may_be_written_as_people_write_them(tmp_path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text("numbers: [1e-3, 1E2, -2e+1, 1.5e3, 2., 0.1]\nwords: [1e, e3, 1e3x, '1e3']\n")
+    assert read_yaml(path) == {
+        "numbers": [0.001, 100, -20, 1500, 2, 0.1],
+        "words": ["1e", "e3", "1e3x", "1e3"],
+    }
+
+
 @pytest.mark.parametrize("content", ["- 1\n", "a: [1\n", "just text\n"])
 def test_a_yaml_file_without_settings_is_refused(tmp_path, content: str) -> None:
     path = tmp_path / "bad.yaml"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+import re
 import types
 from dataclasses import dataclass
 from importlib import resources
@@ -414,15 +415,11 @@ class GCRConfig(GCROptions, DERPPConfig):
 
 
 @dataclass(frozen=True)
-class FinetuneConfig(EvaluationOptions, Config):
+class FinetuneConfig(EvaluationOptions, ClassifierConfig):
     """Settings of `finetune`: cross-entropy on one task after another, nothing kept."""
 
     method: str = "finetune"
     memory: int = 0
-    crop: Crop = "padded"
-    padding: int = 1
-    jitter: float = 0.0
-    grayscale: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -592,6 +589,14 @@ class _SettingsLoader(yaml.SafeLoader):
                 )
             given.add(key)
         return mapping
+
+
+# YAML 1.1 takes 1e-3 for a word, as it has no point, and 1.5e3, as its exponent has no sign.
+_SettingsLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
 
 
 def recipe_settings(benchmark: str, method: str, memory: int | None) -> dict[str, Any]:
