@@ -55,7 +55,7 @@ class Memory:
         that they have the share which a reservoir of all tasks would give them.
         """
         held = passed.clamp(max=min(self.capacity, self.reservoir or self.capacity))
-        if not self.reservoir or not self.before:
+        if not self.before:
             return held
         return torch.minimum(held, self.before * passed // max(1, self.past))
 

@@ -13,6 +13,7 @@ from cclis.methods.classifier import ClassifierMethod, weighted_cross_entropy
 class DarkReplay(ClassifierMethod[ConfigT]):
     """Samples are kept with the network's logits of that moment."""
 
+    streams = True
     per_class = ("logits",)
 
     def blank_extras(self, count: int) -> dict[str, Tensor]:
@@ -38,7 +39,6 @@ def logit_distance(logits: Tensor, past: Batch) -> Tensor:
 class DER(DarkReplay[DERConfig]):
     """Logits are matched (Eq. 5)."""
 
-    streams = True
     replays = 1
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
@@ -53,7 +53,6 @@ class DER(DarkReplay[DERConfig]):
 class DERPP(DarkReplay[DERPPConfig]):
     """Logits are matched, and of other replayed samples the labels (Eq. 6)."""
 
-    streams = True
     replays = 2
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:

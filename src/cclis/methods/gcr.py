@@ -22,11 +22,10 @@ class GCR(DarkReplay[GCRConfig]):
     moment when they were stored. Of both is replayed: new samples have the share of draws that they
     would have in a reservoir of all tasks, and one of the coreset weighs as many of them as it
     stands for. A sample that the network gets wrong as it passes by weighs nothing before the task
-    ends, unless it passes by only once; the authors' code does not take it in. Left out is the
+    ends, unless all pass by only once; the authors' code does not take it in. Left out is the
     supervised contrast of replayed samples, which is optional in that code.
     """
 
-    streams = True
     replays = 2
     passes = 1
 
