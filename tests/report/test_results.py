@@ -74,6 +74,10 @@ def test_the_summary_has_a_row_a_method_and_a_column_a_head() -> None:
     assert lines[0].endswith("| *the paper* | linear | prototype | classifier | runs |")
     assert lines[2].endswith("| *74.95 ± 0.61* | 72.00 ± 2.83 | 72.00 ± 2.83 | – | 2 |")
     assert lines[3].endswith("| *49.16 ± 2.08* | – | – | 50.00 | 1 |")
+    # A head that not all runs were judged by says how many were.
+    fewer = {**result(1, 74.0), "class_il": {"linear": {"accuracy": 74.0}}}
+    lines = summary_table([result(0, 70.0), fewer]).splitlines()
+    assert lines[2].endswith("| 72.00 ± 2.83 | 70.00 (1) | 2 |")
 
 
 def test_other_papers_rows_stand_below_the_papers() -> None:

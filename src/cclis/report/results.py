@@ -52,7 +52,10 @@ def results_table(results: Sequence[Result]) -> str:
 
 
 def summary_table(results: Sequence[Result]) -> str:
-    """Class-IL accuracy alone: a row for every benchmark, memory and method, a column a head."""
+    """Class-IL accuracy alone: a row for every benchmark, memory and method, a column a head.
+
+    Where a head has fewer runs than there are, their number stands behind.
+    """
     groups = _rows([run for run in results if not variation(run)])
     found = {head for _, runs in groups for run in runs for head in run["class_il"]}
     heads = sorted(found, key=_place_of_head)
@@ -62,7 +65,8 @@ def summary_table(results: Sequence[Result]) -> str:
         cells = [_published(published["class_il"]["accuracy"]) if published else "–"]
         for head in heads:
             values = [r["class_il"][head]["accuracy"] for r in runs if head in r["class_il"]]
-            cells.append(spread(values) if values else "–")
+            fewer = f" ({len(values)})" if len(values) < len(runs) else ""
+            cells.append(spread(values) + fewer if values else "–")
         rows.append([benchmark, str(memory), method, *cells, str(len(runs))])
     return markdown(("benchmark", "memory", "method", f"*{PAPER}*", *heads, "runs"), rows)
 
