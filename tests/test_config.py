@@ -159,6 +159,13 @@ def test_methods_and_configs_agree() -> None:
     assert CONFIGS["cclis"] is CCLISConfig
 
 
+def test_a_setting_of_another_method_says_whose_it_is() -> None:
+    with pytest.raises(InputError, match="memory_strength is a setting of gem alone, not of er"):
+        make_config("er", {"memory_strength": 1.0})
+    with pytest.raises(InputError, match=r"unknown setting of er 'memroy'. Did you mean 'memory'"):
+        make_config("er", {"memroy": 1})
+
+
 def test_numbers_may_be_written_as_people_write_them(tmp_path) -> None:
     path = tmp_path / "own.yaml"
     path.write_text("numbers: [1e-3, 1E2, -2e+1, 1.5e3, 2., 0.1]\nwords: [1e, e3, 1e3x, '1e3']\n")

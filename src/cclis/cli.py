@@ -32,6 +32,7 @@ from cclis.config import (
     TuneOptions,
     config_class,
     make_config,
+    methods_with,
     read_yaml,
     recipe_for,
     recipe_path,
@@ -70,7 +71,7 @@ class Parser(ArgumentParser):
         unknown_flag = re.search(r"unrecognized arguments: --([\w-]+)|option '(\w+)'", message)
         if unknown_flag is not None:
             name = unknown_flag[1] or unknown_flag[2]
-            methods = [m for m, kind in CONFIGS.items() if name in _names(kind)]
+            methods = methods_with(name)
             known = set().union(*map(_names, CONFIGS.values()))
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
             if "-" in name:

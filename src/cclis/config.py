@@ -534,11 +534,24 @@ def config_class(method: str) -> type[Config]:
     return CONFIGS[method]
 
 
+def methods_with(setting: str) -> list[str]:
+    """The methods that have a setting of that name."""
+    return [
+        method
+        for method, kind in CONFIGS.items()
+        if any(setting == field.name for field in dataclasses.fields(kind))
+    ]
+
+
 def make_config(method: str, settings: dict[str, Any]) -> Config:
     """The config of a method with these settings; an unknown one is refused by name."""
     kind = config_class(method)
     names = {field.name for field in dataclasses.fields(kind)}
     for name in settings:
+        if name not in names and (others := methods_with(name)):
+            raise InputError(
+                f"{name} is a setting of {' and '.join(others)} alone, not of {method}"
+            )
         if name not in names:
             raise unknown(f"setting of {method}", name, names)
     return kind(**{**settings, "method": method})

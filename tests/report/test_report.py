@@ -266,6 +266,8 @@ def test_what_was_tested_and_when_is_said(
     at_once = Page(render({**result, "method": "joint", "config": {}}))
     assert "learned at once" in at_once.words
     assert not {"curves", "forgetting"} & at_once.figures.keys()
+    # A method that was added since, or is gone, has a page as any other.
+    assert "learned at once" not in Page(render({**result, "method": "unheard of"})).words
     even = {**analysis, "memory.proposal": torch.ones(5)}
     assert "proposal g" in Page(render(result, analysis=analysis)).words
     assert "proposal g" not in Page(render(result, analysis=even)).words

@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from torch import Tensor
 
+from cclis.methods import METHODS
 from cclis.report import figures
 from cclis.report.pictures import sheet
 from cclis.report.results import compared_head, paper_row, variation
@@ -48,7 +49,8 @@ def render(
     # Beside the paper's numbers stand those that are measured as it measures.
     headline = compared_head(result) if paper else main_head(result)
     analysis, memory = _memory(result, analysis or {})
-    at_once = result["method"] == "joint"
+    kind = METHODS.get(result["method"])
+    at_once = kind is not None and kind.joint
     panels = {
         "matrix": figures.accuracy_matrices(result),
         "curves": [] if at_once else figures.accuracy_curves(result),
@@ -75,6 +77,7 @@ def render(
             panels={name: found for name, found in panels.items() if found},
             sheets=sheets,
             memory=memory,
+            at_once=at_once,
             proposed=_differ(analysis.get("memory.proposal")),
         )
     )
