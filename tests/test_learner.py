@@ -126,7 +126,7 @@ def test_your_own_encoder_is_asked_for_again(tmp_path) -> None:
         ContinualLearner.load(tmp_path / "own")
     loaded = ContinualLearner.load(tmp_path / "own", encoder=encoder)
     np.testing.assert_array_equal(loaded.predict_proba(test), learner.predict_proba(test))
-    with pytest.raises(InputError, match="another network"):
+    with pytest.raises(InputError, match=r"another network: encoder\.1\.bias differs"):
         ContinualLearner.load(tmp_path / "own", encoder=nn.Flatten())
 
 
@@ -477,6 +477,19 @@ def test_encoders_of_any_kind_learn_and_go_on_exactly(method: str, kind: str, tm
         name: torch.equal(value, encoder.state_dict()[name]) for name, value in weights.items()
     }
     assert all(fixed.values()) == (kind == "frozen")
+
+
+class Remembering(nn.Flatten):
+    """Has a state that is no tensor."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": 1}
+
+
+def test_an_encoder_that_cannot_be_saved_is_refused() -> None:
+    learner = ContinualLearner("er", encoder=Remembering(), **quick("er"), padding=1)
+    with pytest.raises(InputError, match="encoder's _extra_state is no tensor and cannot be saved"):
+        learner.learn(*digits(0)[:2])
 
 
 def test_joint_training_is_told_everything_at_once() -> None:

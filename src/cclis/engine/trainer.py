@@ -112,6 +112,9 @@ class Trainer:
                 encoder = make_encoder(config, image_shape, fan_out=kind.fan_out)
             else:
                 encoder = copy.deepcopy(encoder)
+                for name, value in encoder.state_dict().items():
+                    if not isinstance(value, Tensor):
+                        raise InputError(f"the encoder's {name} is no tensor and cannot be saved")
             own = encoder.cpu()
             self.features = feature_dimension(own, image_shape)
             network = made(lambda: kind.make_network(config, own, channels, self.features, classes))
@@ -499,10 +502,11 @@ class Trainer:
     def _restore(self, tensors: dict[str, Tensor], description: Record) -> None:
         here = {name: tensor.to(self.fabric.device) for name, tensor in tensors.items()}
         self._give_room(description["classes"])
-        try:
-            self.method.network.load_state_dict(under("network.", here))
-        except RuntimeError as error:
-            raise InputError(f"these weights belong to another network: {error}") from None
+        own, given = self.method.network.state_dict(), under("network.", here)
+        for name in sorted(own.keys() | given.keys()):
+            if name not in own or name not in given or own[name].shape != given[name].shape:
+                raise InputError(f"these weights belong to another network: {name} differs")
+        self.method.network.load_state_dict(given)
         self.memory.load(under("memory.", here))
         self._optimizer.load(under("momentum.", here))
         for name, source in self._replay.generators.items():
