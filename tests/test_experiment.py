@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+import cclis
+from cclis import experiment
 from cclis.cli import main
 from cclis.config import make_config, read_yaml, recipe_path
 from cclis.errors import InputError
@@ -312,8 +314,6 @@ def test_a_run_whose_checkpoints_are_gone_says_that_it_begins_anew(tmp_path) -> 
 
 
 def test_a_run_goes_on_with_as_many_threads_as_it_was_begun_with(tmp_path, monkeypatch) -> None:
-    from cclis import experiment
-
     threads = torch.get_num_threads()
 
     def interrupt(*_: Any, **__: Any) -> None:
@@ -365,8 +365,6 @@ def test_a_first_task_of_other_data_is_not_taken_over(tmp_path) -> None:
 
 
 def test_seconds_and_images_add_up_over_an_interruption(tmp_path, monkeypatch) -> None:
-    from cclis import experiment
-
     whole = quick(tmp_path / "whole", tasks=[2, 2])
 
     def interrupt(*_: Any, **__: Any) -> None:
@@ -399,6 +397,30 @@ def test_bars_of_a_run_that_goes_on_begin_where_it_was(tmp_path, monkeypatch) ->
     # Three steps an epoch: one is over, and one step of the second is done.
     assert ("run", 4, 3) in bars.begun
     assert ("task 2  training", 6, 4) in bars.begun
+
+
+def test_runs_tell_one_code_from_another(run: Run, tmp_path, monkeypatch) -> None:
+    digests = set()
+    for number, (name, text) in enumerate([("a", "x"), ("a", "y"), ("b", "x"), ("b/a", "x")]):
+        path = tmp_path / str(number) / f"{name}.py"
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+        digests.add(experiment.source_digest(tmp_path / str(number)))
+    assert len(digests) == 4
+    assert run.result["versions"]["cclis"].startswith(f"{cclis.__version__}+")
+
+    copy = Run(tmp_path / "copy")
+    shutil.copytree(run.path, copy.path)
+    (copy.path / "result.json").unlink()
+    said: list[str] = []
+    progress = Progress(quiet=True)
+    monkeypatch.setattr(progress, "say", said.append)
+    resume(copy, copy.config, progress)
+    assert not [line for line in said if "other bits" in line]
+    (copy.path / "result.json").unlink()
+    monkeypatch.setattr(experiment, "source_digest", lambda _: "another")
+    resume(copy, copy.config, progress)
+    assert [line for line in said if "another" in line and "other bits" in line]
 
 
 def test_a_description_of_anything_is_an_input_error(run: Run, tmp_path) -> None:
