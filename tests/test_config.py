@@ -162,6 +162,8 @@ def test_methods_and_configs_agree() -> None:
 def test_a_setting_of_another_method_says_whose_it_is() -> None:
     with pytest.raises(InputError, match="memory_strength is a setting of gem alone, not of er"):
         make_config("er", {"memory_strength": 1.0})
+    with pytest.raises(InputError, match="a setting of er, der, derpp, gcr and gss alone, not of"):
+        make_config("gem", {"replay_batch_size": 3})
     with pytest.raises(InputError, match=r"unknown setting of er 'memroy'. Did you mean 'memory'"):
         make_config("er", {"memroy": 1})
 

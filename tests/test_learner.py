@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from pathlib import Path
 from typing import Any
@@ -459,7 +460,8 @@ ENCODERS = {
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "joint"])
 def test_encoders_of_any_kind_learn_and_go_on_exactly(method: str, kind: str, tmp_path) -> None:
     encoder = nn.Sequential(nn.Flatten(), ENCODERS[kind]())
-    settings = {**quick(method), "epochs": 1, "padding": 1}
+    precision = "bf16" if kind == "in 64 bits" else "fp32"
+    settings = {**quick(method), "epochs": 1, "padding": 1, "precision": precision}
     learner = ContinualLearner(method, encoder=encoder, **settings).learn(*digits(0)[:2])
     learner.save(tmp_path / "learner")
     again = ContinualLearner.load(tmp_path / "learner", encoder=encoder)
@@ -477,6 +479,27 @@ def test_encoders_of_any_kind_learn_and_go_on_exactly(method: str, kind: str, tm
         name: torch.equal(value, encoder.state_dict()[name]) for name, value in weights.items()
     }
     assert all(fixed.values()) == (kind == "frozen")
+
+
+class Noisy(nn.Flatten):
+    """Draws a number whenever it learns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: list[float] = []
+
+    def forward(self, x: Any) -> Any:
+        if self.training:
+            self.drawn.append(float(torch.rand(())))
+        return super().forward(x)
+
+
+def test_no_task_has_the_chances_of_another() -> None:
+    learner = ContinualLearner("er", encoder=Noisy(), **quick("er"), padding=1)
+    for task in range(2):
+        learner.learn(*digits(task)[:2])
+    drawn = learner._trainer.method.network.encoder.drawn
+    assert len(set(drawn)) == len(drawn) > 4
 
 
 class Remembering(nn.Flatten):
@@ -500,6 +523,17 @@ def test_joint_training_is_told_everything_at_once() -> None:
     assert np.array_equal(learner.predict_proba(digits(0)[2]), before)
 
 
+class Pooled(nn.BatchNorm1d):
+    """Normalises what it makes of the whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__(64)
+
+    def forward(self, x: Any) -> Any:
+        x = x.flatten(1)
+        return x + super().forward(x.mean(dim=0, keepdim=True))
+
+
 @pytest.mark.filterwarnings("ignore:a memory of 3 is smaller")
 def test_a_part_of_one_sample_cannot_be_normalised() -> None:
     encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8))
@@ -512,22 +546,34 @@ def test_a_part_of_one_sample_cannot_be_normalised() -> None:
     with pytest.raises(InputError, match=r"two samples at least.* larger memory helps"):
         gem.learn(*digits(2)[:2])
     assert gem.classes == [0, 1, 2, 3]
+    # Where no part has one sample, the encoder is to blame, and torch says where.
+    finetune = ContinualLearner("finetune", encoder=Pooled(), **quick("finetune"), padding=1)
+    with pytest.raises(ValueError, match="more than 1 value per channel") as raised:
+        finetune.learn(*digits(0)[:2])
+    assert not isinstance(raised.value, InputError)
 
 
-@pytest.mark.parametrize("method", ["er", "gcr", "finetune"])
+@pytest.mark.parametrize("method", ["er", "gcr", "finetune", "co2l"])
 def test_what_the_last_step_breaks_is_refused(method: str) -> None:
     settings = {**quick(method), "epochs": 1, "batch_size": 512, "padding": 1, "flip": 0.0}
     learner = ContinualLearner(method, **{**settings, "learning_rate": 1e20})
-    with pytest.raises(InputError, match=r"is not finite: a lower learning_rate|has diverged"):
+    with pytest.raises(InputError, match=r"no longer finite: a lower learning_rate|has diverged"):
         learner.learn(*digits(0)[:2])
     assert learner.classes == []
 
 
-def test_padding_leaves_something_to_see() -> None:
+def test_padding_leaves_something_to_see(tmp_path) -> None:
     images, labels = np.random.default_rng(0).random((8, 5, 4, 1)), [0, 1] * 4
     with pytest.raises(InputError, match="padding of 4 can push images of 5×4 out of sight"):
         ContinualLearner("er", epochs=1).learn(images, labels)
-    ContinualLearner("er", epochs=1, padding=3, width=8).learn(images, labels)
+    learner = ContinualLearner("er", epochs=1, padding=3, width=8).learn(images, labels)
+    # What was learned with such a padding still predicts.
+    learner._trainer.config = dataclasses.replace(learner.config, padding=4)
+    learner.save(tmp_path / "learner")
+    again = ContinualLearner.load(tmp_path / "learner")
+    assert np.array_equal(again.predict_proba(images), learner.predict_proba(images))
+    with pytest.raises(InputError, match="out of sight"):
+        again.learn(images, [2, 3] * 4)
     ContinualLearner("er", epochs=1, crop="none", width=8).learn(images, labels)
 
 
@@ -540,6 +586,6 @@ def test_room_is_made_for_what_comes_rather_than_for_what_may(settings: dict[str
 
 
 def test_a_batch_that_does_not_fit_is_said() -> None:
-    learner = ContinualLearner("er", 20, **quick("er"), padding=1, replay_batch_size=10**12)
+    learner = ContinualLearner("er", 20, **quick("er"), padding=1, replay_batch_size=10**15)
     with pytest.raises(InputError, match="memory is too small"):
         learner.learn(*digits(0)[:2])

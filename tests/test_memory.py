@@ -165,8 +165,12 @@ def test_room_for_a_stream_grows_with_it():
         memory.insert(first + torch.arange(3), samples(*range(first, first + 3)), {})
     assert memory.samples is not None
     assert memory.samples.labels.tolist() == list(range(9))
-    # Twice as much each time, so that little is copied.
+    # Twice as much each time, so that little is copied, but no more than it may hold.
     assert len(memory._rows["labels"]) == 12
+    small = Memory(4)
+    for slots in ([0, 1, 2], [3]):
+        small.insert(torch.tensor(slots), samples(*slots), {})
+    assert len(small._rows["labels"]) == len(small) == 4
 
 
 def test_extras_of_every_class_are_kept_as_room_grows_and_shrinks():

@@ -38,6 +38,7 @@ from cclis.config import (
     recipe_path,
     recipe_settings,
     recipes,
+    setting_of,
 )
 from cclis.errors import InputError, as_input_errors
 from cclis.interruption import STOPPED, Interrupted
@@ -79,7 +80,7 @@ class Parser(ArgumentParser):
             elif len(methods) == len(CONFIGS):
                 message += ", a setting of train and tune"
             elif methods:
-                message += f", a setting of {' and '.join(methods)} alone"
+                message += f", {setting_of(methods)}"
             elif near:
                 message += f". Did you mean {near[0]}?"
         raise InputError(message) from None

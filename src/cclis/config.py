@@ -12,6 +12,7 @@ import math
 import numbers
 import re
 import types
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -543,15 +544,19 @@ def methods_with(setting: str) -> list[str]:
     ]
 
 
+def setting_of(methods: Sequence[str]) -> str:
+    """Whose setting it is, in words."""
+    *others, last = methods
+    return f"a setting of {', '.join(others)}{' and ' if others else ''}{last} alone"
+
+
 def make_config(method: str, settings: dict[str, Any]) -> Config:
     """The config of a method with these settings; an unknown one is refused by name."""
     kind = config_class(method)
     names = {field.name for field in dataclasses.fields(kind)}
     for name in settings:
         if name not in names and (others := methods_with(name)):
-            raise InputError(
-                f"{name} is a setting of {' and '.join(others)} alone, not of {method}"
-            )
+            raise InputError(f"{name} is {setting_of(others)}, not of {method}")
         if name not in names:
             raise unknown(f"setting of {method}", name, names)
     return kind(**{**settings, "method": method})

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from cclis.checkpoints import FORMAT
 from cclis.config import StreamOptions, make_config
 from cclis.data.images import ImageSet, as_array, as_uint8_images
-from cclis.engine.device import globally_seeded, seed_for
+from cclis.engine.device import seeded
 from cclis.engine.trainer import Trainer
 from cclis.errors import InputError, as_input_errors, unknown
 from cclis.evaluation.heads import Head, View, fit, heads_for
@@ -128,9 +128,9 @@ class ContinualLearner:
                 "keep no sample",
                 stacklevel=2,
             )
-        # An encoder of one's own may draw from the global generators, as dropout does.
-        chance = globally_seeded(seed_for(self.config.seed, "learner", len(trainer.task_sizes)))
-        with trainer.all_or_nothing(), chance:
+        # An encoder of one's own may draw from torch's global generators, as dropout does.
+        purpose, device = ("learner", len(trainer.task_sizes)), trainer.fabric.device
+        with trainer.all_or_nothing(), seeded(self.config.seed, *purpose, device=device):
             learned = trainer.learn(task, len(new), again=again)
             view = View(trainer.inference, learned.visible, classes, self.config, self.config.seed)
             self._head = fit(self._head_name, view)

@@ -222,9 +222,13 @@ def test_a_head_of_infinite_scores_is_refused(network, digits):
     diverged = ClassifierNetwork(ConvEncoder(1, 4), 1, 8, 4)
     with torch.no_grad():
         next(diverged.encoder.parameters()).fill_(3e38)
-    assert bool(diverged.classifier.weight.isfinite().all())
-    with pytest.raises(InputError, match="classifier is not finite: a lower learning_rate may"):
+    with pytest.raises(InputError, match="network is no longer finite: a lower learning_rate may"):
         fit("classifier", look(infer(diverged), digits, 4, OPTIONS))
+    whole = ClassifierNetwork(ConvEncoder(1, 4), 1, 8, 4)
+    with torch.no_grad():
+        whole.classifier.weight.fill_(torch.nan)
+    with pytest.raises(InputError, match="classifier is not finite: a lower learning_rate may"):
+        fit("classifier", look(infer(whole), digits, 4, OPTIONS))
 
 
 def test_prototype_head_is_the_normalised_sum(network, digits):

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from cclis.errors import InputError
 from cclis.nn import per_sample
@@ -141,6 +142,36 @@ def test_layers_may_be_used_in_any_way() -> None:
     torch.testing.assert_close(cosines, naive(module, images, labels)[:4, 4:])
 
 
+class Anew(nn.Module):
+    """The same weights, made anew whenever they are asked for."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight.clone()
+
+
+class Twice(nn.Module):
+    """One convolution, of inputs that lie differently in memory."""
+
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.last = conv, nn.Linear(192, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x).tanh().contiguous(memory_format=torch.channels_last)
+        return self.last(self.conv(x).flatten(1))
+
+
+@pytest.mark.parametrize("computed", [False, True])
+def test_a_convolution_may_be_used_twice(computed: bool) -> None:
+    torch.manual_seed(0)
+    module = Twice(nn.Conv2d(3, 3, 3, padding=1)).double()
+    images, labels = samples(7)
+    expected = naive(module, images, labels)[:4, 4:]
+    if computed:
+        parametrize.register_parametrization(module.conv, "weight", Anew())
+    torch.testing.assert_close(found(module, images, labels, 4), expected)
+
+
 def test_rows_that_are_no_samples_are_refused() -> None:
     folded = nn.Sequential(
         nn.Flatten(0, 1), nn.Flatten(), nn.Linear(64, 2), nn.Unflatten(0, (7, 3))
@@ -193,7 +224,7 @@ def test_sums_have_more_digits_than_their_parts(compare: Any, shape: tuple[int, 
 
 def test_autocast_outside_shortens_nothing() -> None:
     linear = nn.Linear(3, 1, bias=False)
-    rows = torch.tensor([[1.0, 2**-10, 0], [1, 0, 2**-10]])
+    rows = torch.tensor([[1.0, 1 + 2**-10, 0], [1, 0, 1 + 2**-10]])
     expected = F.cosine_similarity(*rows.double(), dim=0)
 
     def loss() -> Tensor:

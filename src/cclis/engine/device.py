@@ -88,10 +88,14 @@ def generator(device: torch.device | str, seed: int, *purpose: str | int) -> tor
 
 
 @contextmanager
-def seeded(seed: int, *purpose: str | int) -> Iterator[None]:
-    """Torch's global generator seeded for one purpose, and put back afterwards."""
-    with torch.random.fork_rng(devices=[]):
+def seeded(seed: int, *purpose: str | int, device: torch.device | None = None) -> Iterator[None]:
+    """Torch's global generator, and a GPU's, seeded for one purpose, and put back afterwards."""
+    gpus = [device] if device is not None and device.type == "cuda" else []
+    with torch.random.fork_rng(devices=gpus):
         torch.default_generator.manual_seed(seed_for(seed, *purpose))
+        for gpu in gpus:
+            with torch.cuda.device(gpu):
+                torch.cuda.manual_seed(seed_for(seed, *purpose))
         yield
 
 

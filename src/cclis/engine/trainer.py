@@ -99,12 +99,6 @@ class Trainer:
         progress: Progress = QUIET,
     ):
         self.config, self.image_shape, self._progress = config, image_shape, progress
-        height, width, channels = image_shape
-        if config.crop == "padded" and config.padding >= min(height, width):
-            raise InputError(
-                f"a padding of {config.padding} can push images of {height}×{width} out of sight: "
-                "it must be smaller than their sides"
-            )
         self.fabric = make_fabric(config)
         kind = METHODS[config.method]
         with seeded(config.seed, "network"):
@@ -115,7 +109,7 @@ class Trainer:
                 for name, value in encoder.state_dict().items():
                     if not isinstance(value, Tensor):
                         raise InputError(f"the encoder's {name} is no tensor and cannot be saved")
-            own = encoder.cpu()
+            own, channels = encoder.cpu(), image_shape[2]
             self.features = feature_dimension(own, image_shape)
             network = made(lambda: kind.make_network(config, own, channels, self.features, classes))
         try:
@@ -342,6 +336,12 @@ class Trainer:
             )
         if len(task) < 2:
             raise InputError("a task needs at least two samples")
+        (height, width, _), padding = self.image_shape, self.config.padding
+        if self.config.crop == "padded" and padding >= min(height, width):
+            raise InputError(
+                f"a padding of {padding} can push images of {height}×{width} out of sight: it must "
+                "be smaller than their sides"
+            )
         if self._position is not None and self._position.classes != new_classes:
             raise InputError(
                 f"a task of {self._position.classes} classes was begun, not one of {new_classes}"
@@ -357,13 +357,13 @@ class Trainer:
 
     def _in_words(self, error: Exception) -> str | None:
         """What to say instead of what torch says, where the settings are the cause."""
-        if "more than 1 value per channel" in str(error):
+        if "more than 1 value per channel" in str(error) and 1 in self._step.sizes[1:]:
             more = "memory" if self.method.by_task else "replay_batch_size"
             return (
                 "batch normalisation needs two samples at least, but a part of the memory that is "
                 f"replayed by itself has one: a larger {more} helps"
             )
-        if "can't allocate memory" in str(error):
+        if any(words in str(error) for words in ("can't allocate memory", "not enough memory")):
             return "this machine's memory is too small for these images and sizes of batches"
         return None
 

@@ -87,7 +87,7 @@ class View:
     seed: int
 
     @cached_property
-    def some(self) -> Representation:
+    def tried(self) -> Representation:
         """What the network makes of a few visible samples."""
         return self.inference(self.visible.images[:TRIED])
 
@@ -238,12 +238,14 @@ HEADS: dict[str, Callable[[View], Head]] = {
 
 
 def fit(name: str, view: View) -> Head:
-    """The head of that name. One that gives no finite scores is refused: a network may diverge by
+    """The head of that name, if the network and it give finite numbers: a network may diverge by
     the very last step of a task, whose loss was still finite."""
+    if not bool(view.tried.features.isfinite().all()):
+        raise InputError("the network is no longer finite: a lower learning_rate may help")
     head = HEADS[name](view)
     # A class without samples scores minus infinity.
-    scores = head.scores(view.some).masked_fill(head.bias == -torch.inf, 0)
-    if not bool(head.weight.isfinite().all() and scores.isfinite().all()):
+    scores = head.scores(view.tried).masked_fill(head.bias == -torch.inf, 0)
+    if not bool(scores.isfinite().all()):
         rate = "probe_learning_rate" if name.startswith("linear") else "learning_rate"
         raise InputError(f"the head {name} is not finite: a lower {rate} may help")
     return head

@@ -224,10 +224,8 @@ class ProjectionNetwork(Network):
 
     def project(self, features: Tensor) -> Tensor:
         """Features (B, F) to unit-norm embeddings (B, D), in 32 bits."""
-        if not torch.is_autocast_enabled(features.device.type):
-            # An encoder of one's own may compute in another precision.
-            features = features.float()
-        projected: Tensor = self.projection(features)
+        # An encoder of one's own may compute in 64 bits, which autocast leaves as they are.
+        projected: Tensor = self.projection(features.float())
         return F.normalize(projected.float(), dim=1)
 
     def embed(self, images: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ def gradient_cosines(
         total = loss()
     found = torch.autograd.grad(total, [call.output for call in calls], allow_unused=True)
     # Weights that several calls share have one gradient, over all their places.
-    sharing: dict[Tensor, list[tuple[_Call, Tensor]]] = {}
+    sharing: dict[Tensor | nn.Module, list[tuple[_Call, Tensor]]] = {}
     for call, gradient in zip(calls, found, strict=True):
         if gradient is not None:
             if len(gradient) != first + others:
@@ -59,7 +59,10 @@ def gradient_cosines(
                     f"gradients of {first + others} samples are compared one by one, but "
                     f"{call.layer} gives {len(gradient)} rows; its first dimension must be theirs"
                 )
-            sharing.setdefault(call.layer.weight, []).append((call, gradient))
+            weight = call.layer.weight
+            # A weight that is computed, as by a parametrisation, is another tensor for each call.
+            whose = weight if isinstance(weight, nn.Parameter) else call.layer
+            sharing.setdefault(whose, []).append((call, gradient))
     products, squares = total.new_zeros(()), total.new_zeros(())
     with torch.autocast(total.device.type, enabled=False), torch.no_grad():
         for shared in sharing.values():
@@ -101,9 +104,11 @@ def _watching(module: nn.Module) -> Iterator[list[_Call]]:
 
 def _by_places(shared: list[tuple[_Call, Tensor]]) -> tuple[Tensor, Tensor]:
     """`_by_place` of all calls that share their weights, one call's places after another's."""
-    parts = [_by_place(call.layer, call.input, gradient) for call, gradient in shared]
-    if len(parts) == 1:
-        return parts[0]
+    if len(shared) == 1:
+        call, gradient = shared[0]
+        return _by_place(call.layer, call.input, gradient)
+    # In one layout, so that patches have one order.
+    parts = [_by_place(call.layer, call.input.contiguous(), grad) for call, grad in shared]
     inputs, errors = (torch.cat(of_calls, dim=2) for of_calls in zip(*parts, strict=True))
     return inputs, errors
 
