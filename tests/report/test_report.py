@@ -174,6 +174,15 @@ def test_steps_of_the_loss_go_on_from_task_to_task(records: list[dict[str, Any]]
     assert end["line"].get("dash") != rate["line"]["dash"]
 
 
+def test_an_epoch_alone_can_be_seen(records: list[dict[str, Any]]) -> None:
+    def modes(epochs: list[dict[str, Any]]) -> set[str]:
+        return {line["mode"] for line in losses(epochs)[0]["data"]}
+
+    epochs = [record for record in records if "losses" in record]
+    assert modes(epochs[:1]) == {"lines+markers"}
+    assert modes(epochs * 10) == {"lines"}
+
+
 def test_the_memory_is_shown_the_largest_proposal_first(
     result: dict[str, Any], analysis: dict[str, torch.Tensor]
 ) -> None:

@@ -19,6 +19,8 @@ Records = Sequence[Mapping[str, Any]]
 SCENARIOS = {"class_il": "Class-IL", "task_il": "Task-IL"}
 LEGIBLE = 25
 """Most rows or columns of a heat map whose cells have numbers in them."""
+MARKED = 25
+"""Most epochs whose losses are marked on their line."""
 PERPLEXITY = 30.0
 TINY = 1e-4
 LONGEST_NAME = 24
@@ -122,8 +124,10 @@ def losses(records: Records) -> list[Figure]:
             before += step
             ends.append(before)
     names = {name: None for record in epochs for name in record["losses"]}
-    lines = [_line(name, x, [r["losses"].get(name) for r in epochs], "lines") for name in names]
-    rate = _line("learning rate", x, [r["learning_rate"] for r in epochs], "lines")
+    # A line of one point cannot be seen.
+    mode = "lines" if len(epochs) > MARKED else "lines+markers"
+    lines = [_line(name, x, [r["losses"].get(name) for r in epochs], mode) for name in names]
+    rate = _line("learning rate", x, [r["learning_rate"] for r in epochs], mode)
     rate |= {"yaxis": "y2", "line": {"dash": "dot", "width": 1.5, "color": "quiet"}}
     figure = _figure(
         {},
