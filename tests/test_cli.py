@@ -320,6 +320,15 @@ def test_a_memory_smaller_than_the_classes_is_said_before_training(capsys) -> No
     said = capsys.readouterr().err
     assert "a memory of 3 is smaller than the 10 classes" in said
     assert said.index("smaller than") < said.index("training")
+    assert "in no task" not in said
+
+
+def test_classes_that_no_task_has_are_said_before_training(capsys) -> None:
+    flags = ["--method=finetune", *FINETUNE_FLAGS, "--output=run", "--tasks=[2, 3]"]
+    assert main(["train", *flags]) == 0
+    said = capsys.readouterr().err
+    assert "5 other classes of split-digits are in no task" in said
+    assert said.index("in no task") < said.index("training")
 
 
 def test_the_package_can_be_run_as_a_module() -> None:

@@ -262,6 +262,8 @@ def _learn_all(journey: Journey, benchmark: Benchmark, progress: Progress, on_ta
         f"{config.method} on {config.benchmark}: {len(benchmark)} tasks, {benchmark.classes} "
         f"classes, memory {config.memory}, on {device_name(device)}"
     )
+    if benchmark.left_out:
+        progress.say(f"{benchmark.left_out} other classes of {config.benchmark} are in no task")
     if config.validation is not None:
         progress.say(f"tested on {config.validation:.0%} of the training samples, kept from it")
     if 0 < config.memory < benchmark.classes:

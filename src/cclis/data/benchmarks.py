@@ -98,6 +98,11 @@ class Benchmark:
         return len(self._order)
 
     @property
+    def left_out(self) -> int:
+        """How many classes of the dataset are in no task."""
+        return len(self._dataset.class_names) - self.classes
+
+    @property
     def samples(self) -> int:
         """Number of training samples in all."""
         return len(self._dataset.train.labels)
