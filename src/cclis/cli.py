@@ -33,6 +33,7 @@ from cclis.config import (
     config_class,
     make_config,
     methods_with,
+    names_of,
     read_yaml,
     recipe_for,
     recipe_path,
@@ -73,7 +74,7 @@ class Parser(ArgumentParser):
         if unknown_flag is not None:
             name = unknown_flag[1] or unknown_flag[2]
             methods = methods_with(name)
-            known = set().union(*map(_names, CONFIGS.values()))
+            known = set().union(*map(names_of, CONFIGS.values()))
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
             if "-" in name:
                 message += f". Did you mean --{name.replace('-', '_')}?"
@@ -217,7 +218,7 @@ def _tune_parser(arguments: list[str]) -> ArgumentParser:
 def _tune(options: Namespace, flags: set[str]) -> None:
     settings = options.as_dict()
     files = settings.pop("config", None) or []
-    how = TuneOptions(**{name: settings.pop(name) for name in _names(TuneOptions)})
+    how = TuneOptions(**{name: settings.pop(name) for name in names_of(TuneOptions)})
     benchmark, method, memory = (settings[name] for name in ("benchmark", "method", "memory"))
     if settings["output"] is None:
         settings["output"] = f"tuning/{benchmark}-{method}-{memory}"
@@ -311,7 +312,7 @@ def _evaluate(options: Namespace) -> None:
     given = {f.name: options[f.name] for f in dataclasses.fields(EvaluationOptions)}
     changed = {name: value for name, value in given.items() if value is not None}
     config = run.config
-    for name in changed.keys() - _names(type(config)):
+    for name in changed.keys() - names_of(type(config)):
         raise InputError(f"{config.method} is judged without {name}")
     config = dataclasses.replace(config, **changed)
     result = reevaluate(
@@ -553,10 +554,6 @@ def _recipe_file(name: str) -> str:
     if name.endswith((".yaml", ".yml")):
         raise InputError(f"there is no file {name}")
     return str(recipe_path(name))
-
-
-def _names(kind: type[Any]) -> set[str]:
-    return {field.name for field in dataclasses.fields(kind)}
 
 
 def entry() -> None:

@@ -236,7 +236,7 @@ class Config(
         """Settings that change nothing before the first task has been trained."""
         names = {"memory"}
         for kind in (MixOptions, EvaluationOptions):
-            names |= {field.name for field in dataclasses.fields(kind)}
+            names |= names_of(kind)
         if isinstance(self, StreamReplayOptions):
             names.remove("memory")  # which is filled and replayed from the first step on
         return names | {"epochs"} if self.first_epochs else names
@@ -273,7 +273,7 @@ class CCLISConfig(CCLISOptions, EmbeddingOptions, MixOptions, EvaluationOptions,
     def after_first_task(self) -> set[str]:
         """Settings that change nothing before the first task has been trained."""
         first = {"temperature", "prototype_learning_rate"}
-        own = {field.name for field in dataclasses.fields(CCLISOptions)}
+        own = names_of(CCLISOptions)
         return super().after_first_task() | (own - first)
 
 
@@ -535,13 +535,14 @@ def config_class(method: str) -> type[Config]:
     return CONFIGS[method]
 
 
+def names_of(kind: type[Any]) -> set[str]:
+    """The settings that a group of them or a config has."""
+    return {field.name for field in dataclasses.fields(kind)}
+
+
 def methods_with(setting: str) -> list[str]:
     """The methods that have a setting of that name."""
-    return [
-        method
-        for method, kind in CONFIGS.items()
-        if any(setting == field.name for field in dataclasses.fields(kind))
-    ]
+    return [method for method, kind in CONFIGS.items() if setting in names_of(kind)]
 
 
 def setting_of(methods: Sequence[str]) -> str:
@@ -553,7 +554,7 @@ def setting_of(methods: Sequence[str]) -> str:
 def make_config(method: str, settings: dict[str, Any]) -> Config:
     """The config of a method with these settings; an unknown one is refused by name."""
     kind = config_class(method)
-    names = {field.name for field in dataclasses.fields(kind)}
+    names = names_of(kind)
     for name in settings:
         if name not in names and (others := methods_with(name)):
             raise InputError(f"{name} is {setting_of(others)}, not of {method}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cclis.checkpoints import FORMAT
-from cclis.config import StreamOptions, make_config
+from cclis.config import StreamOptions, make_config, names_of
 from cclis.data.images import ImageSet, as_array, as_uint8_images
 from cclis.engine.device import seeded
 from cclis.engine.trainer import Trainer
@@ -26,7 +25,7 @@ from cclis.progress import QUIET, Progress
 
 COSINE_TEMPERATURE = 0.1
 """Cosines are divided by this before they become probabilities."""
-OF_A_RUN = {field.name for field in dataclasses.fields(StreamOptions)} | {
+OF_A_RUN = names_of(StreamOptions) | {
     *("output", "start_from", "checkpoint_minutes", "tensorboard"),
 }
 """Settings that say what a run learns and where it is kept; a learner is told by `learn`."""

@@ -141,7 +141,7 @@ def test_only_what_is_kept_by_then_is_drawn_and_none_twice(seen, capacity, task,
     assert rows.shape == (5, each * replays)
     for count, row in zip(kept, rows, strict=True):
         for part in row.view(replays, each).tolist():
-            assert count == 0 or all(0 <= index < count for index in part)
+            assert all(0 <= index < max(1, count) for index in part)
             assert len(set(part)) == min(each, max(1, count))
 
 

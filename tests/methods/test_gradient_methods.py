@@ -123,7 +123,7 @@ def test_no_step_of_gem_goes_against_a_past_task(monkeypatch) -> None:
 
 
 def test_batch_norm_follows_the_task_last(monkeypatch) -> None:
-    # What it heads for is judged on the task: its statistics are to be of that.
+    # Past tasks are only looked at; the network is used with the statistics of the newest.
     some = trainer("gem", epochs=1)
     digits = load_benchmark("split-digits", limit=40)
     some.learn(digits[0].train, 2)

@@ -66,7 +66,7 @@ def draw_beside(
     """Indices into a memory that a stream fills, a row for every batch: (steps, replayed).
 
     Each of a batch's `replays` parts is drawn without replacement from what is kept by then, and
-    repeated where that is less. While nothing is kept, an index means nothing.
+    repeated where that is less. While nothing is kept, an index is 0.
 
     Args:
         kept: From how many samples every batch draws, int64 (steps,).
@@ -80,7 +80,8 @@ def draw_beside(
     keys = keys.masked_fill(torch.arange(keys.shape[2]) >= kept[:, None, None], -1.0)
     order = keys.topk(min(each, keys.shape[2]), dim=2).indices
     place = torch.arange(each) % kept.clamp(1, each)[:, None]
-    return order.gather(2, place[:, None].expand(-1, replays, -1)).flatten(1)
+    drawn = order.gather(2, place[:, None].expand(-1, replays, -1)).flatten(1)
+    return torch.where(kept[:, None] > 0, drawn, 0)
 
 
 def epoch(task: int, memory: int, how: Mix, generator: torch.Generator) -> tuple[Tensor, Tensor]:
