@@ -192,9 +192,8 @@ def test_a_second_signal_ends_at_once(tmp_path) -> None:
     for number in range(5):
         folder = tmp_path / str(number)
         process = start("--output", str(folder), *flags(**long, checkpoint_minutes=60))
-        while not (folder / "config.yaml").exists():
+        while not (folder / "metrics.jsonl").exists():
             time.sleep(0.01)
-        time.sleep(1)
         process.send_signal(signal.SIGTERM)
         time.sleep(0.1)
         process.send_signal(signal.SIGTERM)
