@@ -222,13 +222,15 @@ def methods_table(found: Sequence[Result]) -> str:
             f"{cost['run_seconds']:,.0f} s",
             f"{cost['times_er']:.2f}",
             f"{cost['task_seconds'][-1]:,.0f} s",
+            f"{cost['task_seconds'][-1] / machine['methods']['er']['task_seconds'][-1]:.2f}",
             f"{cost['images_per_second']:,.0f}",
             machine["device"],
         ]
         for machine in found
         for method, cost in machine["methods"].items()
     ]
-    return markdown(("method", "a run", "× ER", "its last task", "images/s then", "device"), rows)
+    columns = ("method", "a run", "× ER", "its last task", "× ER", "images/s then", "device")
+    return markdown(columns, rows)
 
 
 def parts_table(found: Sequence[Result]) -> str:
