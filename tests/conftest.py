@@ -8,7 +8,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from cclis.data.images import ImageSet
 from cclis.engine.trainer import Trainer
 from cclis.files import pack_tensors, unpack_tensors
 from cclis.progress import Progress
+from tests.pretended_card import pretended_card
 
 # Two test processes share two cores; more threads would wait for each other.
 torch.set_num_threads(1)
@@ -30,6 +32,7 @@ torch.set_num_threads(1)
 IMAGES = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 
 QUICK: dict[str, Any] = {
+    "device": "cpu",
     "epochs": 2,
     "batch_size": 32,
     "width": 8,
@@ -42,7 +45,7 @@ QUICK: dict[str, Any] = {
     "jitter": 0.0,
     "grayscale": 0.0,
 }
-"""Settings under which split-digits takes a second; nothing is learned well."""
+"""Settings under which split-digits takes a second, on any machine; nothing is learned well."""
 
 
 def quick(method: str) -> dict[str, Any]:
@@ -115,6 +118,18 @@ def pytest_sessionfinish(exitstatus: int) -> None:
     if "CCLIS_SOAK" in os.environ and exitstatus == 0:
         figures = {**FIGURES, "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
         Path(os.environ["CCLIS_SOAK"]).write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def on_a_card() -> AbstractContextManager[None]:
+    """With a GPU, or where there is none with what pretends to be one."""
+    return nullcontext() if torch.cuda.is_available() else pretended_card()
+
+
+@pytest.fixture
+def card() -> Iterator[None]:
+    """The same for a whole test."""
+    with on_a_card():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ from cclis.experiment import train
 from cclis.methods import METHODS
 from cclis.runs import Run
 from cclis.tune.space import space_of
-from tests.conftest import QUICK, state_after
+from tests.conftest import QUICK, on_a_card, state_after
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
@@ -94,6 +94,16 @@ def test_the_method_of_the_page_on_adding_methods_works(
         trainer.learn(digits[1].train, 2)
     first, second = straight.state()[0], resumed.state()[0]
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+    # On a card its steps are recorded, in which nothing may wait for the host.
+    with on_a_card():
+        trainer = Trainer(make_config("lwf", {**settings, "device": "cuda"}), (8, 8, 1), 10)
+        recorded: list[bool] = []
+        for task in list(digits)[:2]:
+            trainer.learn(
+                task.train, 2, on_step=lambda: recorded.append(trainer._step._recording.recorded)
+            )
+        assert any(recorded)
 
 
 def keys(value: Any, path: str = "") -> set[str]:

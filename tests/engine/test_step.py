@@ -1,7 +1,11 @@
-"""A step against a plain loop; on a GPU, the recorded step against the one that is not."""
+"""A step against a plain loop; on a card, the recorded step against the one that is not.
+
+Where there is no GPU, what can be seen without one is seen on a pretended card.
+"""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,16 +15,21 @@ from torch import Tensor
 from torch.nn import BatchNorm2d
 
 from cclis import load_benchmark
-from cclis.config import make_config
+from cclis.config import keeps_samples, make_config
 from cclis.data.augment import augment, draw_chances
 from cclis.data.images import ImageSet
 from cclis.engine.recording import WARMUP
 from cclis.engine.trainer import Trainer
+from cclis.methods import METHODS
 from cclis.nn.network import _encode
 from cclis.nn.parts import PartwiseNorm
 from tests.conftest import QUICK, state_after
+from tests.pretended_card import WAITS
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+GPU = torch.cuda.is_available()
+needs_gpu = pytest.mark.skipif(not GPU, reason="needs a GPU")
+on_a_card = pytest.mark.usefixtures("card")
+SIDE, WIDTH, EPOCHS = (32, 16, 4) if GPU else (16, 4, 2)
 
 
 def test_a_step_is_what_plain_torch_does() -> None:
@@ -62,7 +71,7 @@ def test_a_step_is_what_plain_torch_does() -> None:
 
 def colours(count: int, first: int) -> ImageSet:
     chance = torch.Generator().manual_seed(first)
-    images = torch.randint(0, 256, (count, 32, 32, 3), dtype=torch.uint8, generator=chance)
+    images = torch.randint(0, 256, (count, SIDE, SIDE, 3), dtype=torch.uint8, generator=chance)
     return ImageSet(images, torch.arange(count) % 2 + first)
 
 
@@ -83,18 +92,18 @@ def make(method: str = "cclis", **settings: Any) -> Trainer:
             "device": "cuda",
             "precision": "fp32",
             "encoder": "resnet18",
-            "width": 16,
-            "epochs": 4,
+            "width": WIDTH,
+            "epochs": EPOCHS,
             "batch_size": 64,
             "memory": 20,
             "learning_rate": 0.05,
             **settings,
         },
     )
-    return Trainer(config, (32, 32, 3), 8)
+    return Trainer(config, (SIDE, SIDE, 3), 8)
 
 
-@needs_gpu
+@on_a_card
 @pytest.mark.parametrize(
     ("method", "precision"),
     [
@@ -106,7 +115,7 @@ def test_the_recorded_step_learns_what_the_unrecorded_one_does(
     method: str, precision: str, monkeypatch: Any
 ) -> None:
     how = {"method": method, "precision": precision, "compile": True, "deterministic": True}
-    # 16 steps a task, 13 of them replayed; GEM has two past tasks in the end.
+    # 4 steps an epoch, the first 3 of a task not replayed; GEM has two past tasks in the end.
     fast, fast_losses = after_tasks(3, **how)
     monkeypatch.setattr("cclis.engine.recording.WARMUP", 10**9)
     slow, slow_losses = after_tasks(3, **how)
@@ -116,7 +125,23 @@ def test_the_recorded_step_learns_what_the_unrecorded_one_does(
     assert [name for name in fast if not torch.equal(fast[name], slow[name])] == []
 
 
-@needs_gpu
+@pytest.mark.skipif(GPU, reason="counted on a pretended card alone")
+@on_a_card
+@pytest.mark.parametrize("method", METHODS)
+def test_a_step_waits_for_the_card_only_where_the_host_decides(method: str) -> None:
+    memory = 20 if keeps_samples(method) else 0
+    trainer = make(method, compile=True, epochs=1, batch_size=32, memory=memory)
+    for first in (0, 2):
+        waits: list[int] = []
+        trainer.learn(colours(256, first), 2, on_step=lambda w=waits: w.append(len(WAITS)))
+    # The last comes after the epoch, whose losses are read.
+    each = [after - before for before, after in pairwise(waits[:-1])]
+    assert len(each) > WARMUP
+    # GEM's products of gradients; GSS's scores, the memory's and the batch's.
+    assert each == [{"gem": 1, "gss": 2}.get(method, 0)] * len(each)
+
+
+@on_a_card
 def test_turning_the_gradient_is_recorded_too() -> None:
     trainer = make("gem", compile=True)
     for first in (0, 2):
@@ -128,21 +153,21 @@ def test_turning_the_gradient_is_recorded_too() -> None:
         assert seen.index(True) == 2 * WARMUP if first else not any(seen)
 
 
-@needs_gpu
+@on_a_card
 def test_the_recorded_step_learns_what_the_plain_one_does() -> None:
-    fast, fast_losses = after_tasks(compile=True, deterministic=True)
-    plain, plain_losses = after_tasks(compile=False)
+    fast, fast_losses = after_tasks(epochs=4, compile=True, deterministic=True)
+    plain, plain_losses = after_tasks(epochs=4, compile=False)
     # Other kernels round otherwise, and training amplifies it.
     assert fast_losses == pytest.approx(plain_losses, rel=2e-3)
     counted = [name for name in plain if "num_batches_tracked" in name]
     assert counted
     assert all(torch.equal(fast[name], plain[name]) for name in counted)
     # What these bounds can tell apart: a learning rate that stays what it was when recorded.
-    _, other = after_tasks(compile=False, warmup_epochs=0)
+    _, other = after_tasks(epochs=4, compile=False, warmup_epochs=0)
     assert other != pytest.approx(plain_losses, rel=2e-3)
 
 
-@needs_gpu
+@on_a_card
 @pytest.mark.parametrize("method", ["der", "derpp", "gcr"])
 def test_replays_in_one_pass_are_learned_as_in_several(method: str, monkeypatch: Any) -> None:
     # Batches as large as those replayed beside them go through the encoder together. One task: what
@@ -194,7 +219,7 @@ def test_a_run_compiles_the_encoder_twice_and_the_losses_twice(monkeypatch: Any)
     assert found[1] == found[2] == found[3]
 
 
-@needs_gpu
+@on_a_card
 def test_deterministic_runs_agree_bit_by_bit_wherever_the_images_lie() -> None:
     first, _ = after_tasks(compile=True, deterministic=True, images="device")
     second, _ = after_tasks(compile=True, deterministic=True, images="host")
@@ -202,7 +227,7 @@ def test_deterministic_runs_agree_bit_by_bit_wherever_the_images_lie() -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-@needs_gpu
+@on_a_card
 @pytest.mark.parametrize("method", ["cclis", "gem"])
 @pytest.mark.parametrize("steps", [2, 7])
 def test_a_state_from_the_middle_of_a_task_goes_on_exactly(steps: int, method: str) -> None:
@@ -216,7 +241,8 @@ def test_a_state_from_the_middle_of_a_task_goes_on_exactly(steps: int, method: s
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+@on_a_card
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_after_a_step_that_is_not_finite_nothing_is_updated_in_that_task(device: str) -> None:
     trainer = make(device=device, compile=device == "cuda")
     trainer.learn(colours(256, 0), 2)
@@ -241,7 +267,7 @@ def test_after_a_step_that_is_not_finite_nothing_is_updated_in_that_task(device:
     assert step.failed is None
 
 
-@needs_gpu
+@on_a_card
 def test_bf16_learns_what_fp32_does() -> None:
     _, exact = after_tasks()
     _, mixed = after_tasks(precision="bf16")
