@@ -77,8 +77,6 @@ class CardTensor(Tensor):
     is_cpu = property(lambda self: False)
 
     def to(self, *args: Any, **kwargs: Any) -> Tensor:
-        if args and isinstance(args[0], Tensor):
-            return self.to(args[0].device, args[0].dtype)
         device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
         if device is not None and device.type == "cpu":
             return self.cpu().to(dtype or self.dtype)
