@@ -93,7 +93,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     small = arguments.quick or not torch.cuda.is_available()
-    count, width = (128, 4) if small else (PART, 64)
+    count, width = (64, 4) if small else (PART, 64)
     found = {}
     for method in dict.fromkeys(["er", *arguments.methods]):
         found[method] = cost(method, count, width)

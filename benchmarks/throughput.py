@@ -16,7 +16,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -288,8 +288,11 @@ def main() -> None:
     parser.add_argument("--no-baseline", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("results/speed"))
     arguments = parser.parse_args()
-    if not arguments.no_baseline and find_spec("torchvision") is None:
-        parser.error("the baseline needs torchvision; --no-baseline does without it")
+    if not arguments.no_baseline:
+        try:
+            import_module("torchvision")
+        except (ImportError, RuntimeError) as error:  # the latter beside a torch not its own
+            parser.error(f"the baseline needs torchvision ({error}); --no-baseline does without it")
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda" if on_gpu else "cpu")
     count, epochs = (10_240, 30) if on_gpu else (256, 3)

@@ -31,17 +31,22 @@ BETWEEN = (aten.copy_, aten._to_copy)
 """They bring tensors from the host to the card and back."""
 INDEXING = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
 """They take indices from the host as well, and send them to the card."""
+JOINING = (aten.cat, aten.stack)
+"""They do not even take a single number from the host."""
 WAITING = (
+    aten._linalg_check_errors,
     aten._local_scalar_dense,
     aten._unique2,
+    aten.allclose,
     aten.bincount,
     aten.equal,
     aten.masked_select,
     aten.nonzero,
     aten.repeat_interleave,
+    aten.unique_consecutive,
     aten.unique_dim,
 )
-"""The host waits for what they find, or for how much that is."""
+"""The host waits for what they find, or for how much that is. There are more."""
 WHOLE = {nn.functional.one_hot: aten.one_hot.default, Tensor.quantile: aten.quantile.default}
 """They make tensors where torch, below Python, takes their input to be: on the host."""
 NORMS = (aten.native_batch_norm,)
@@ -251,12 +256,28 @@ def wait(what: str) -> None:
     WAITS.append(what)
 
 
+def refuse_mixed(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Raise if an operation of tensors on the card also takes some of the host that it may not."""
+    kind, written = func.overloadpacket, {id(value) for value in changed(func, args, kwargs)}
+    # A single number of the host is sent along, unless it is to be joined or written to.
+    of_host = [
+        value
+        for value in tensors((args, kwargs))
+        if not isinstance(value, CardTensor)
+        and (value.dim() or kind in JOINING or id(value) in written)
+    ]
+    if not of_host:
+        return
+    indices = {id(value) for value in tensors(args[1])} if kind in INDEXING else set()
+    if not isinstance(args[0], CardTensor) or any(id(value) not in indices for value in of_host):
+        raise CardError(f"{func} of tensors on the card and on the host")
+    refuse_recorded(f"{func} by indices of the host")
+
+
 def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """What an operation gives: on the card if what it takes, or what it is asked for, is there."""
     kind, place, taken = func.overloadpacket, kwargs.get("device"), tensors((args, kwargs))
     on_card = [value for value in taken if isinstance(value, CardTensor)]
-    # A single number of the host is sent along.
-    of_host = [v for v in taken if not isinstance(v, CardTensor) and v.dim()]
     asked = place is not None and place.type == "cuda"
     if kind in BETWEEN:
         # Below Python a tensor on the card is taken to be on the host, and asked to stay there.
@@ -267,10 +288,8 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             refuse_recorded(f"{func} from the host to the card")
     else:
         there = asked or bool(on_card)
-        if on_card and of_host:
-            if kind not in INDEXING or not isinstance(args[0], CardTensor):
-                raise CardError(f"{func} of tensors on the card and on the host")
-            refuse_recorded(f"{func} by indices of the host")
+        if on_card and len(on_card) < len(taken):
+            refuse_mixed(func, args, kwargs)
     if there and kind in WAITING:
         wait(f"{func}, for which the host waits")
     if there and kind in INDEXING and any(v.dtype == torch.bool for v in tensors(args[1])):

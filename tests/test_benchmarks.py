@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,9 @@ SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "methods.py"
 
 def test_methods_are_measured_relative_to_er(tmp_path: Path) -> None:
     command = [sys.executable, SCRIPT, "--quick", "--methods", "icarl", "--out", tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    # Its threads would wait for those of other tests, for minutes.
+    alone = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=alone)
     said = [line.split()[0] for line in done.stdout.splitlines() if "× ER" in line]
     assert said == ["er", "icarl"]
     (summary,) = tmp_path.iterdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from cclis import ContinualLearner, load_benchmark
 from cclis import config as config_module
-from cclis import load_benchmark
 from cclis.cli import main
 from cclis.config import CONFIGS, TuneOptions, make_config
 from cclis.engine.trainer import Trainer
@@ -63,6 +64,8 @@ def test_the_method_of_the_page_on_adding_methods_works(
     module = imported("lwf_settings", settings_of, tmp_path, monkeypatch)
     monkeypatch.setattr(config_module, "LwFConfig", module.LwFConfig, raising=False)
     imported("lwf", method_and_lists, tmp_path, monkeypatch)
+    lint = ("ruff", "check", "--stdin-filename", "src/cclis/methods/lwf.py", "-")
+    subprocess.run([sys.executable, "-m", *lint], input=blocks[1], text=True, check=True, cwd=ROOT)
 
     with monkeypatch.context() as there:
         there.chdir(tmp_path)
@@ -70,7 +73,9 @@ def test_the_method_of_the_page_on_adding_methods_works(
         assert main(["train", *flags, "--limit", "10", "--output", "by-command"]) == 0
         assert Run.open("by-command").config.to_dict()["distill_weight"] == 0.5
         assert main(["train", *flags, "--distil_weight", "2"]) == 2
-    capsys.readouterr()
+        capsys.readouterr()
+        assert main(["study", "methods", "--method", "lwf", "er", "joint", "--dry_run"]) == 0
+    assert "seq-cifar10-lwf-0-seed0" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["train", "--method", "lwf", "--help"])
     assert "T of the distillation" in capsys.readouterr().out
@@ -94,6 +99,12 @@ def test_the_method_of_the_page_on_adding_methods_works(
         trainer.learn(digits[1].train, 2)
     first, second = straight.state()[0], resumed.state()[0]
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+    learner = ContinualLearner("lwf", **settings)
+    for index, task in enumerate(list(digits)[:2]):
+        learner.learn(task.train.images, task.train.labels.tolist())
+        assert len(learner.classes) == 2 * (index + 1)
+    assert len(learner.predict(digits[1].test.images)) == len(digits[1].test)
 
     # On a card its steps are recorded, in which nothing may wait for the host.
     with on_a_card():

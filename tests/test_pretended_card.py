@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from cclis.engine import device
 from tests.pretended_card import CARD, CardError, CardGraph, pretended_card
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
-
-
-@pytest.fixture(autouse=True)
-def with_a_card() -> Iterator[None]:
-    with pretended_card():
-        yield
+on_a_card = pytest.mark.usefixtures("card")
 
 
 def captured(work: Callable[[], object]) -> CardGraph:
@@ -38,12 +34,14 @@ def step(place: str) -> list[Tensor]:
     return [loss.detach(), *network.state_dict().values()]
 
 
+@on_a_card
 def test_it_computes_what_the_host_does() -> None:
     for there, here in zip(step("cuda"), step("cpu"), strict=True):
         assert there.device == CARD
         assert torch.equal(there.cpu(), here)
 
 
+@on_a_card
 @pytest.mark.parametrize(
     "work",
     [
@@ -53,6 +51,9 @@ def test_it_computes_what_the_host_does() -> None:
         lambda card, host: torch.where(card > 0, card, host),
         lambda card, host: card @ host,
         lambda card, host: card.add_(host),
+        lambda card, host: host[0].add_(card[0]),
+        lambda card, host: torch.stack([card[0], host[0]]),
+        lambda card, host: card.index_put_((card.long(),), host),
         lambda card, host: card.numpy(),
         lambda card, host: torch.rand(2, generator=torch.Generator(), device=CARD),
         lambda card, host: torch.rand(2, generator=torch.Generator(CARD)),
@@ -64,6 +65,7 @@ def test_what_mixes_card_and_host_is_refused(work: Callable[[Tensor, Tensor], ob
         work(torch.ones(3, device=CARD), torch.ones(3))
 
 
+@on_a_card
 @pytest.mark.parametrize(
     "work",
     [
@@ -76,6 +78,9 @@ def test_what_mixes_card_and_host_is_refused(work: Callable[[Tensor, Tensor], ob
         lambda card, host: card[card > 0],
         lambda card, host: card.long().bincount(),
         lambda card, host: card.unique(),
+        lambda card, host: card.unique_consecutive(),
+        lambda card, host: torch.linalg.inv(card.diag()),
+        lambda card, host: torch.allclose(card, card),
         lambda card, host: torch.equal(card, card),
         lambda card, host: card[host.long()],
         lambda card, host: card.copy_(host),
@@ -95,6 +100,7 @@ def test_a_recording_refuses_what_waits_for_the_host(
     work(card, host)
 
 
+@on_a_card
 def test_a_capture_computes_nothing_and_a_replay_everything_in_its_place() -> None:
     norm = nn.BatchNorm1d(2, momentum=1.0).to(CARD)
     x, total, found = torch.zeros(4, 2, device=CARD), torch.zeros(2, device=CARD), []
@@ -116,6 +122,7 @@ def test_a_capture_computes_nothing_and_a_replay_everything_in_its_place() -> No
         assert int(norm.num_batches_tracked) == times
 
 
+@on_a_card
 def test_a_replay_knows_what_the_host_had_when_it_was_captured() -> None:
     x, factor, found = torch.ones(2, device=CARD), torch.tensor(2.0), []
     graph = captured(lambda: found.append(x * factor))
@@ -124,21 +131,31 @@ def test_a_replay_knows_what_the_host_had_when_it_was_captured() -> None:
     assert found[0].tolist() == [2, 2]
 
 
-def test_afterwards_the_machine_is_as_it_was() -> None:
-    def now() -> list[object]:
-        names = ("Generator", "compile", "autocast")
-        return [
-            *(getattr(torch, name) for name in names),
-            *(getattr(torch.cuda, name) for name in dir(torch.cuda) if not name.startswith("__")),
-            torch.get_float32_matmul_precision(),
-            torch.are_deterministic_algorithms_enabled(),
-            torch.__future__.get_overwrite_module_params_on_conversion(),
-            torch._C._only_lift_cpu_tensors(),
-            torch.optim.Optimizer._group_tensors_by_device_and_dtype,
-        ]
+def settings() -> list[object]:
+    return [torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()]
 
-    before = now()
+
+def originals() -> list[object]:
+    return [
+        *(getattr(torch, name) for name in ("Generator", "compile", "autocast")),
+        *(getattr(torch.cuda, name) for name in OF_CUDA),
+        Tensor.pin_memory,
+        device.Fabric,
+        torch.__future__.get_overwrite_module_params_on_conversion(),
+        torch._C._only_lift_cpu_tensors(),
+        torch.optim.Optimizer._group_tensors_by_device_and_dtype,
+    ]
+
+
+OF_CUDA = [name for name in dir(torch.cuda) if not name.startswith("__")]
+ORIGINALS = originals()
+"""As they were before the first test on a card, which may have left something behind."""
+
+
+def test_afterwards_the_machine_is_as_it_was() -> None:
+    before = settings()
     with pretended_card():
         torch.use_deterministic_algorithms(True)
         torch.set_float32_matmul_precision("high")
-    assert now() == before
+    assert settings() == before
+    assert originals() == ORIGINALS

@@ -156,7 +156,7 @@ def test_contrastive_methods_scale_their_encoder_and_classifiers_do_not():
         options = {"encoder": "resnet18", "width": 32, "device": "cpu"}
         encoder = Trainer(make_config(name, options), (32, 32, 3), 2).method.network.encoder
         last = [m for m in encoder.modules() if isinstance(m, torch.nn.Conv2d)][-1]
-        return float(last.weight.std())
+        return float(last.weight.detach().std())
 
     assert {name for name, method in METHODS.items() if method.fan_out} == {"cclis", "co2l"}
     assert spread("cclis") == pytest.approx(spread("co2l"), rel=0.1)
