@@ -21,6 +21,7 @@ from cclis.engine.trainer import Trainer
 from cclis.experiment import train
 from cclis.methods import METHODS
 from cclis.runs import Run
+from cclis.study import STUDIES
 from cclis.tune.space import space_of
 from tests.conftest import QUICK, on_a_card, state_after
 
@@ -64,6 +65,7 @@ def test_the_method_of_the_page_on_adding_methods_works(
     module = imported("lwf_settings", settings_of, tmp_path, monkeypatch)
     monkeypatch.setattr(config_module, "LwFConfig", module.LwFConfig, raising=False)
     imported("lwf", method_and_lists, tmp_path, monkeypatch)
+    assert STUDIES["methods"].rows[-1].method == "lwf"
     lint = ("ruff", "check", "--stdin-filename", "src/cclis/methods/lwf.py", "-")
     subprocess.run([sys.executable, "-m", *lint], input=blocks[1], text=True, check=True, cwd=ROOT)
 

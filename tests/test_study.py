@@ -57,7 +57,7 @@ def test_every_study_yields_a_complete_page_and_repeats_nothing(tmp_path: Path, 
     for name, found in STUDIES.items():
         capsys.readouterr()
         assert study(name, tmp_path) == 0
-        rows = len(found.memories) * len(found.variants)
+        rows = len(found.memories) * len(found.rows)
         assert f"{rows} runs, {rows} of them finished" in capsys.readouterr().err
         page = (tmp_path / f"{name}.html").read_text(encoding="utf-8")
         assert found.place in page
@@ -77,7 +77,7 @@ def test_every_study_yields_a_complete_page_and_repeats_nothing(tmp_path: Path, 
                 assert -100 <= float(row[f"{scenario}_{key}"]) <= 100
                 assert row[f"{scenario}_{key}_deviation"] == ""  # of a single run
         text = (tmp_path / f"{name}.md").read_text(encoding="utf-8")
-        assert all(f"| {variant.name} |" in text for variant in found.variants)
+        assert all(f"| {variant.name} |" in text for variant in found.rows)
         assert (tmp_path / f"{name}.tex").read_text().count(r"\\") == rows + 1
         pictures = {path.suffix for path in tmp_path.glob(f"{name}.[ps][nv]g")}
         assert pictures == ({".svg", ".png"} if drawn else set())
@@ -309,7 +309,7 @@ def test_any_methods_are_compared_with_any_memory(tmp_path: Path) -> None:
         rows = [(row["memory"], row["variant"]) for row in csv.DictReader(file)]
     # In the order they were named; what keeps nothing stands there once.
     assert rows == [("0", "joint"), ("20", "DER++"), ("20", "ER"), ("40", "DER++"), ("40", "ER")]
-    assert {variant.method for variant in STUDIES["methods"].variants} == set(METHODS)
+    assert {variant.method for variant in STUDIES["methods"].rows} == set(METHODS)
 
 
 def test_methods_are_compared_on_own_data(tmp_path: Path, capsys, monkeypatch) -> None:

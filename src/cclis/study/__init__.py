@@ -125,11 +125,11 @@ def _narrowed(name: str, methods: Sequence[str] | None, memories: Sequence[int] 
     study = STUDIES[name]
     if methods is not None:
         _refuse_repeated("method", methods)
-        there = {variant.method: None for variant in study.variants}
+        there = {variant.method: None for variant in study.rows}
         for method in methods:
             if method not in there:
                 raise unknown(f"method of {name}", method, there)
-        variants = [variant for variant in study.variants if variant.method in methods]
+        variants = [variant for variant in study.rows if variant.method in methods]
         variants.sort(key=lambda variant: methods.index(variant.method))
         study = dataclasses.replace(study, variants=tuple(variants))
     if memories is not None:

@@ -41,7 +41,7 @@ class Study:
     Attributes:
         place: Where it stands in the paper, or what it is.
         about: What it asks.
-        variants: Its rows.
+        variants: Its rows; none stand for every method there is.
         memories: How many samples may be kept.
         benchmarks: Where the paper tries it.
         scores: Which numbers it shows, as (scenario, kind).
@@ -58,6 +58,11 @@ class Study:
     axis: Axis | None = None
     maps: bool = False
 
+    @property
+    def rows(self) -> tuple[Variant, ...]:
+        """Its variants; of methods, one that has just been listed is among them."""
+        return self.variants or every_method()
+
 
 METHODS = (
     Variant("ER", "er"),
@@ -69,8 +74,15 @@ METHODS = (
     Variant("GCR", "gcr"),
     Variant("CCLIS", "cclis"),
 )
-NAMED = (*METHODS, Variant("DER++", "derpp"))
-OTHERS = tuple(Variant(n, n) for n in CONFIGS if n not in {named.method for named in NAMED})
+
+
+def every_method() -> tuple[Variant, ...]:
+    """Those of the paper by its names, then the others."""
+    named = {variant.method: variant for variant in (*METHODS, Variant("DER++", "derpp"))}
+    others = {method: Variant(method, method) for method in CONFIGS if method not in named}
+    return (*named.values(), *others.values())
+
+
 NEITHER = {"selection": "random", "distillation": False}
 ABLATION = (
     Variant("w/o IS and PRD", settings=NEITHER),
@@ -79,7 +91,7 @@ ABLATION = (
     Variant("CCLIS"),
 )
 STUDIES: dict[str, Study] = {
-    "methods": Study("Comparison", "Methods side by side.", (*NAMED, *OTHERS)),
+    "methods": Study("Comparison", "Methods side by side.", ()),
     "table1": Study(
         "Table 1",
         "Accuracy of all methods.",

@@ -88,7 +88,7 @@ def plan(
 ) -> list[Planned]:
     """The runs of a study, row by row; `stream` holds settings that all of them have."""
     runs = []
-    for benchmark, memory, variant in product(benchmarks, study.memories, study.variants):
+    for benchmark, memory, variant in product(benchmarks, study.memories, study.rows):
         keeps = keeps_samples(variant.method)
         again = not keeps and memory != study.memories[0]
         if benchmark in variant.not_on or again:
