@@ -6,7 +6,8 @@ Each method learns five tasks of random 32×32 images with its own batch size, a
 and a few epochs of it. All but a task's first epoch are timed, so without compiling and recording,
 and the median counts. What a task costs is all steps of the method's recipe over a whole task, and
 the choice of what to keep, as long as it took after the last; a run is its five tasks. The last is
-the dearest: a full memory, a teacher where the method has one, and for GEM the most past tasks.
+the dearest: a full memory, a teacher where the method has one, and for GEM the most past tasks. Of
+joint training, which has all images in one task, these are as many steps.
 Prints, and writes what was asked for as JSON.
 """
 

@@ -113,6 +113,38 @@ def test_logits_are_those_of_the_moment_of_storing(monkeypatch) -> None:
     assert not torch.allclose(kept, now, atol=0.1)
 
 
+@pytest.mark.parametrize("name", ["der", "derpp", "gcr"])
+def test_logits_stay_with_their_samples_while_others_take_their_places(
+    name: str, monkeypatch
+) -> None:
+    some = trainer(name, memory=20, crop="none", epochs=3)
+    digits = load_benchmark("split-digits", limit=40)
+    given: list[tuple[int, Tensor, Tensor]] = []
+    losses = some._step._losses
+
+    def recorded(now: Batch) -> dict[str, Tensor]:
+        found = losses(now)
+        given.append((task, now.part(0).images.clone(), now.keep["logits"].clone()))
+        return found
+
+    monkeypatch.setattr(some._step, "_losses", recorded)
+    for task in range(2):
+        some.learn(digits[task].train, 2)
+    tasks = torch.cat([torch.full((len(images),), of) for of, images, _ in given])
+    images = torch.cat([images for _, images, _ in given])
+    logits = torch.cat([logits for *_, logits in given])
+    samples = some.memory.samples
+    assert samples is not None
+    pixels = samples.images.permute(0, 3, 1, 2).float() / 255
+    # A sample passes by once an epoch: the logits tell when it was stored.
+    same = (logits[None] == some.memory.extras["logits"][:, None]).all(dim=2)
+    assert same.any(dim=1).all()
+    stored = same.int().argmax(dim=1)
+    torch.testing.assert_close(images[stored], pixels)
+    assert torch.equal(tasks[stored], samples.labels // 2)
+    assert tasks[stored].unique().tolist() == [0, 1]
+
+
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "cclis"])
 @pytest.mark.parametrize(("index", "steps"), [(0, 1), (0, 7), (1, 3), (1, 13)])
 def test_a_state_from_the_middle_of_a_task_goes_on_exactly(

@@ -31,8 +31,9 @@ class GSS(ClassifierMethod[GSSConfig]):
         """Score the task's samples: the largest cosine of the gradient with that of any sample of
         the second replay, plus 1 (Algorithm 2).
 
-        Gradients are those of the network in eval mode, of the images as they are augmented, and
-        before the step, where the algorithm has them after it: the network is a step older.
+        Gradients are those of the weights of convolutions and linear layers, in eval mode, by the
+        images as they are augmented, and before the step, where the algorithm has them after it:
+        the network is a step older.
         """
         task, references = batch.part(0), batch.part(2)
         images = torch.cat([task.images, references.images])
