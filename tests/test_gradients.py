@@ -193,6 +193,15 @@ class TestProject:
         # Nor when no product is negative.
         assert gem_strengths(torch.tensor([[1.0, bad], [bad, bad]]), margin=0.5).isnan().all()
 
+    def test_a_product_of_zero_is_no_harm(self) -> None:
+        assert gem_strengths(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), margin=0.5).tolist() == [0]
+
+    def test_the_products_are_left_as_they_are(self) -> None:
+        products = torch.tensor([[1.0, -1.0], [-1.0, 2.0]], dtype=torch.float64)
+        before = products.clone()
+        gem_strengths(products, margin=0.5, ridge=0.3).fill_(7)
+        assert torch.equal(products, before)
+
     def test_bad_input(self) -> None:
         with pytest.raises(InputError, match=r"square, not \(2, 3\)"):
             gem_strengths(torch.ones(2, 3), margin=0.5)

@@ -56,20 +56,21 @@ def gem_strengths(products: Tensor, *, margin: float, ridge: float = 0.0) -> Ten
         raise InputError(f"products of all gradients must be square, not {tuple(products.shape)}")
     if not (margin >= 0 and ridge >= 0):
         raise InputError(f"margin {margin} and ridge {ridge} must not be negative")
-    slopes, gram = products[1:, 0], products[1:, 1:]
-    if not bool(torch.isfinite(products[1:]).all()):
-        return torch.full_like(slopes, torch.nan)
-    if bool((slopes >= 0).all()):
-        return torch.zeros_like(slopes)
-    eye = torch.eye(len(gram), dtype=gram.dtype)
+    # In numpy: a step waits for this, and for so few numbers torch takes more than twice as long.
+    values = products.detach().double().numpy()
+    slopes, gram = values[1:, 0], values[1:, 1:]
+    if not np.isfinite(values[1:]).all():
+        return torch.full((len(slopes),), torch.nan, dtype=torch.float64)
+    if (slopes >= 0).all():
+        return torch.zeros(len(slopes), dtype=torch.float64)
+    eye = np.eye(len(gram))
     gram = gram + ridge * eye
     # In units of the references' lengths: tasks whose gradients are tiny count like any other.
-    lengths = gram.diagonal().sqrt()
-    lengths = torch.where(lengths > 0, lengths, 1.0)
-    cosines = gram / torch.outer(lengths, lengths) + RIDGE * eye
+    lengths = np.sqrt(gram.diagonal())
+    lengths[lengths == 0] = 1.0
+    cosines = gram / np.outer(lengths, lengths) + RIDGE * eye
     linear = slopes / lengths + cosines @ (margin * lengths)
-    above = non_negative(cosines.numpy(), -linear.numpy())
-    return margin + torch.from_numpy(above) / lengths
+    return torch.from_numpy(margin + non_negative(cosines, -linear) / lengths)
 
 
 def gss_slots(
