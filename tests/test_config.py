@@ -185,6 +185,39 @@ def test_a_yaml_file_without_settings_is_refused(tmp_path, content: str) -> None
         read_yaml(path)
 
 
+def test_settings_that_lie_deep_in_one_another_are_refused(tmp_path) -> None:
+    path = tmp_path / "deep.yaml"
+    # The first level is the file's own; what lies side by side does not add up.
+    for content in ("[" * 99 + "]" * 99, "[" + "[], " * 200 + "]", "{a: " * 99 + "1" + "}" * 99):
+        path.write_text(f"a: {content}")
+        assert list(read_yaml(path)) == ["a"]
+    # Not closed: refused for its depth, before the end is seen.
+    for content in ("[" * 100, "{a: " * 100, "[" * 20_000):
+        path.write_text(f"a: {content}")
+        with pytest.raises(InputError, match=r"deep\.yaml: settings do not lie so deep"):
+            read_yaml(path)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["!!bool foo", '!!int ""', '!!float ""', "!!timestamp foo", "1" + ":1" * 300 + ".0"],
+)
+def test_a_value_that_is_not_what_it_claims_to_be_is_refused(tmp_path, value: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(f"epochs: {value}\n")
+    with pytest.raises(InputError, match=r"bad\.yaml: a value is not what it claims to be"):
+        read_yaml(path)
+
+
+def test_a_file_too_long_for_settings_is_refused(tmp_path) -> None:
+    path = tmp_path / "long.yaml"
+    path.write_text("epochs: 1\n" + "#" * 65_526)
+    assert read_yaml(path) == {"epochs": 1}
+    path.write_text("epochs: 1\n" + "#" * 65_527)
+    with pytest.raises(InputError, match=r"long\.yaml: it is too long"):
+        read_yaml(path)
+
+
 @pytest.mark.parametrize(
     ("content", "part"),
     [

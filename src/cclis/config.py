@@ -476,7 +476,8 @@ _POSITIVE = {
     "temperature", "teacher_temperature", "student_temperature", "crop_scale",
 }  # fmt: skip
 _SHARE = {"flip", "jitter", "grayscale", "blur", "crop_scale", "replay_share"}
-_LONGEST_YAML = 1 << 20
+_LONGEST_YAML = 1 << 16
+_DEEPEST_YAML = 100
 _LARGEST = {"threads": 4096}
 _STRONGEST_JITTER = 2.5  # beyond it a factor could turn negative and invert the image
 
@@ -624,20 +625,35 @@ def recipe_settings(benchmark: str, method: str, memory: int | None) -> dict[str
     return {} if recipe is None else read_yaml(recipe_path(recipe))
 
 
+def _refuse_endless(text: str) -> None:
+    """Refuse YAML that is short and takes for ever."""
+    depth = 0
+    for event in yaml.parse(text):
+        # References let a few lines unfold into gigabytes.
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError("settings do not refer to each other by *name")
+        # What lies n brackets deep takes n² steps.
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST_YAML:
+            raise ValueError("settings do not lie so deep in one another")
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file that holds settings by name."""
     try:
         if path.stat().st_size > _LONGEST_YAML:
             raise InputError(f"cannot read {path}: it is too long for a file of settings")
         text = path.read_text(encoding="utf-8")
-        # References let a few lines unfold into gigabytes.
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
-            raise InputError(f"cannot read {path}: settings do not refer to each other by *name")
+        _refuse_endless(text)
         loaded = yaml.load(text, Loader=_SettingsLoader)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"cannot read {path}: {error}") from None
+    except (AttributeError, LookupError, OverflowError):
+        # PyYAML looks at what claims to be a number or a date only by what it fails at.
+        raise InputError(f"cannot read {path}: a value is not what it claims to be") from None
     if not isinstance(loaded, dict):
         raise InputError(f"{path} must hold settings as 'name: value' lines")
     return loaded
