@@ -32,7 +32,7 @@ from tests.conftest import quick
 
 pytestmark = pytest.mark.usefixtures("card")
 GPU = torch.cuda.is_available()
-SIDE, WIDTH = (32, 16) if GPU else (16, 4)
+ENCODER, SIDE, WIDTH = ("resnet18", 32, 16) if GPU else ("conv", 16, 4)
 
 
 @pytest.mark.parametrize("method", ["cclis", "derpp"] if GPU else list(METHODS))
@@ -99,7 +99,7 @@ def test_recorded_passes_see_the_weights_as_they_are(precision: Any) -> None:
         pixels = torch.randint(0, 256, (count, SIDE, SIDE, 3), dtype=torch.uint8, generator=chance)
         return ImageSet(pixels, torch.arange(count) % 2 + first).to("cuda")
 
-    settings = {"device": "cuda", "encoder": "resnet18", "width": WIDTH, "epochs": 1, "memory": 20}
+    settings = {"device": "cuda", "encoder": ENCODER, "width": WIDTH, "epochs": 1, "memory": 20}
     config = make_config("cclis", {**settings, "precision": precision, "deterministic": True})
     trainer = Trainer(config, (SIDE, SIDE, 3), 4)
     test = images(6 * 512 + 100, 0).images

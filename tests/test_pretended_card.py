@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from cclis.config import RunOptions
 from cclis.engine import device
 from tests.pretended_card import CARD, CardError, CardGraph, pretended_card
 
@@ -77,6 +79,7 @@ def test_what_mixes_card_and_host_is_refused(work: Callable[[Tensor, Tensor], ob
         lambda card, host: card.nonzero(),
         lambda card, host: card[card > 0],
         lambda card, host: card.long().bincount(),
+        lambda card, host: nn.functional.one_hot(card.long()),
         lambda card, host: card.unique(),
         lambda card, host: card.unique_consecutive(),
         lambda card, host: torch.linalg.inv(card.diag()),
@@ -132,7 +135,12 @@ def test_a_replay_knows_what_the_host_had_when_it_was_captured() -> None:
 
 
 def settings() -> list[object]:
-    return [torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()]
+    return [
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+        *(getattr(torch.backends.cudnn, n) for n in ("benchmark", "deterministic", "allow_tf32")),
+        os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+    ]
 
 
 def originals() -> list[object]:
@@ -155,7 +163,8 @@ ORIGINALS = originals()
 def test_afterwards_the_machine_is_as_it_was() -> None:
     before = settings()
     with pretended_card():
-        torch.use_deterministic_algorithms(True)
+        device.make_fabric(RunOptions(device="cuda", deterministic=True))
         torch.set_float32_matmul_precision("high")
+        assert settings() != before
     assert settings() == before
     assert originals() == ORIGINALS

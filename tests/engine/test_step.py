@@ -29,7 +29,7 @@ from tests.pretended_card import WAITS
 GPU = torch.cuda.is_available()
 needs_gpu = pytest.mark.skipif(not GPU, reason="needs a GPU")
 on_a_card = pytest.mark.usefixtures("card")
-SIDE, WIDTH, EPOCHS = (32, 16, 4) if GPU else (16, 4, 2)
+ENCODER, SIDE, WIDTH, EPOCHS = ("resnet18", 32, 16, 4) if GPU else ("conv", 16, 4, 2)
 
 
 def test_a_step_is_what_plain_torch_does() -> None:
@@ -91,7 +91,7 @@ def make(method: str = "cclis", **settings: Any) -> Trainer:
         {
             "device": "cuda",
             "precision": "fp32",
-            "encoder": "resnet18",
+            "encoder": ENCODER,
             "width": WIDTH,
             "epochs": EPOCHS,
             "batch_size": 64,
@@ -155,15 +155,16 @@ def test_turning_the_gradient_is_recorded_too() -> None:
 
 @on_a_card
 def test_the_recorded_step_learns_what_the_plain_one_does() -> None:
-    fast, fast_losses = after_tasks(epochs=4, compile=True, deterministic=True)
-    plain, plain_losses = after_tasks(epochs=4, compile=False)
+    how = {"encoder": "resnet18", "epochs": 4}
+    fast, fast_losses = after_tasks(compile=True, deterministic=True, **how)
+    plain, plain_losses = after_tasks(compile=False, **how)
     # Other kernels round otherwise, and training amplifies it.
     assert fast_losses == pytest.approx(plain_losses, rel=2e-3)
     counted = [name for name in plain if "num_batches_tracked" in name]
     assert counted
     assert all(torch.equal(fast[name], plain[name]) for name in counted)
     # What these bounds can tell apart: a learning rate that stays what it was when recorded.
-    _, other = after_tasks(epochs=4, compile=False, warmup_epochs=0)
+    _, other = after_tasks(compile=False, warmup_epochs=0, **how)
     assert other != pytest.approx(plain_losses, rel=2e-3)
 
 
@@ -272,6 +273,8 @@ def test_bf16_learns_what_fp32_does() -> None:
     _, exact = after_tasks()
     _, mixed = after_tasks(precision="bf16")
     assert mixed == pytest.approx(exact, rel=0.05)
+    # Yet it is another computation, from the first epoch on.
+    assert mixed[0] != exact[0]
 
 
 @needs_gpu
