@@ -78,7 +78,8 @@ def render(
             sheets=sheets,
             memory=memory,
             at_once=at_once,
-            proposed=_differ(analysis.get("memory.proposal")),
+            proposed=any(kept.proposal[0] > kept.proposal[-1] for kept in memory),
+            prototypes="prototypes" in analysis,
         )
     )
 
@@ -137,11 +138,6 @@ def _memory(
     order = torch.cat(chosen)
     shown = {k: v[order] if k.startswith("memory.") else v for k, v in analysis.items()}
     return shown, kept
-
-
-def _differ(proposal: Tensor | None) -> bool:
-    """Whether some samples were more likely to be kept than others."""
-    return proposal is not None and len(proposal.unique()) > 1  # type: ignore[no-untyped-call]
 
 
 def _plotly() -> Markup:
