@@ -67,7 +67,8 @@ def test_the_method_of_the_page_on_adding_methods_works(
     imported("cclis.methods.lwf", method_of + lists_of, tmp_path, monkeypatch)
     assert STUDIES["methods"].rows[-1].method == "lwf"
     ours = "lint.isort.known-first-party = ['cclis']"  # also what is not there to be found
-    for file, text in (("src/cclis/methods/lwf.py", method_of), ("tests/test_lwf.py", tests_of)):
+    places = {"src/cclis/methods/lwf.py": method_of, "tests/methods/test_lwf.py": tests_of}
+    for file, text in places.items():
         lint = ("ruff", "check", "--config", ours, "--stdin-filename", file, "-")
         subprocess.run([sys.executable, "-m", *lint], input=text, text=True, check=True, cwd=ROOT)
 
@@ -89,7 +90,7 @@ def test_the_method_of_the_page_on_adding_methods_works(
     tests.test_old_classes_follow_the_network_of_before()
     tests.test_it_forgets_less_than_fine_tuning(tmp_path)
 
-    settings = {"epochs": 10, "padding": 1, "flip": 0.0}
+    settings = {"epochs": 10, "momentum": 0.9, "padding": 1, "flip": 0.0, "learning_rate": 0.1}
     config = make_config("lwf", settings)
     straight, stopped = (Trainer(config, (8, 8, 1), 10) for _ in range(2))
     digits = load_benchmark("split-digits", limit=30)
