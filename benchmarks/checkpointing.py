@@ -19,11 +19,11 @@ from pathlib import Path
 import torch
 from summary import write_summary
 
-from cclis.checkpoints import Checkpoints
-from cclis.config import make_config
 from cclis.data.images import ImageSet
-from cclis.engine.device import device_name
+from cclis.engine.devices import device_name
 from cclis.engine.trainer import Trainer
+from cclis.runs.checkpoints import Checkpoints
+from cclis.settings import make_config
 
 REPEATS = 10
 

@@ -22,7 +22,7 @@ from typing import Any
 from methods import images_of, recipe_config
 from summary import write_summary
 
-from cclis.engine.device import device_name
+from cclis.engine.devices import device_name
 from cclis.engine.trainer import Trainer
 from cclis.methods import METHODS
 from cclis.nn import compiling

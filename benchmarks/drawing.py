@@ -19,8 +19,8 @@ import torch
 from summary import write_summary
 
 from cclis.data.batches import Mix, draw_beside
-from cclis.engine.device import device_name, one_thread
-from cclis.exemplars import reservoir_slots
+from cclis.engine.devices import device_name, one_thread
+from cclis.functional.exemplars import reservoir_slots
 
 MEMORY, SEEN = 200, 50_000
 EPOCH = Mix(task=32, replay=32, steps=313)

@@ -93,7 +93,7 @@ def representations(run_folder: str, data: str | None) -> tuple[dict[str, Any], 
 
     from cclis.data.benchmarks import load_benchmark
     from cclis.engine.trainer import Trainer
-    from cclis.runs import Run
+    from cclis.runs.directory import Run
 
     run = Run.open(run_folder)
     config = run.config

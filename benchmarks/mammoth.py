@@ -38,15 +38,16 @@ from summary import write_summary
 from torch import Tensor, nn
 
 from cclis import load_benchmark
-from cclis.config import Config, make_config, recipe_settings
 from cclis.data.benchmarks import BENCHMARKS, Benchmark, Task
 from cclis.data.images import ImageSet
-from cclis.engine.device import device_name, seeded
+from cclis.engine.devices import device_name
+from cclis.engine.randomness import seeded
 from cclis.engine.trainer import Trainer
 from cclis.evaluation.accuracy import evaluate
-from cclis.metrics import SCENARIOS
+from cclis.functional.metrics import SCENARIOS
 from cclis.nn.compiling import allow_shapes
 from cclis.nn.network import feature_dimension, make_encoder
+from cclis.settings import Config, make_config, recipe_settings
 
 METHODS = ("er", "der", "derpp", "icarl", "gem", "gss", "gss normalised")
 STOOD_IN_FOR = (

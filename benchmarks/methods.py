@@ -24,11 +24,11 @@ from typing import Any
 import torch
 from summary import write_summary
 
-from cclis.config import Config, keeps_samples, make_config, recipe_settings
 from cclis.data.images import ImageSet
-from cclis.engine.device import device_name
+from cclis.engine.devices import device_name
 from cclis.engine.trainer import Trainer
 from cclis.methods import METHODS
+from cclis.settings import Config, keeps_samples, make_config, recipe_settings
 
 TASK = 10_000
 """Images of a task of Seq-CIFAR-10."""

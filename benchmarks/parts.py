@@ -19,7 +19,7 @@ from summary import write_summary
 from throughput import median_seconds
 from torch import Tensor
 
-from cclis.engine.device import device_name
+from cclis.engine.devices import device_name
 from cclis.engine.recording import Recording, Tensors
 from cclis.nn.network import ClassifierNetwork
 from cclis.nn.resnet import resnet18

@@ -22,7 +22,7 @@ import torch
 
 from cclis.evaluation.accuracy import Accuracies
 from cclis.report.page import render
-from cclis.runs import summarise
+from cclis.runs.directory import summarise
 
 TASKS, EACH, MEMORY, TEST, EPOCHS, SIDE = 10, 20, 500, 1000, 50, 64
 HEADS = ("linear", "linear_paper", "discriminant", "means", "prototype")

@@ -27,7 +27,7 @@ import torch
 from methods import PART, images_of, recipe_config
 from summary import write_summary
 
-from cclis.engine.device import device_name
+from cclis.engine.devices import device_name
 from cclis.engine.trainer import Trainer
 from cclis.methods import METHODS
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cclis.experiment import versions
+from cclis.experiment.loop import versions
 
 
 def write_summary(folder: Path, device: str, found: dict[str, Any], suffix: str = "") -> None:

@@ -27,15 +27,15 @@ from PIL import Image
 from summary import write_summary
 from torch import Tensor
 
-from cclis.config import make_config
 from cclis.data.augment import augment, draw_chances
 from cclis.data.images import ImageSet
-from cclis.engine.device import device_name, peak_memory
+from cclis.engine.devices import device_name, peak_memory
 from cclis.engine.trainer import Trainer
 from cclis.methods import Batch
 from cclis.nn.compiling import compiled, seconds_compiling
 from cclis.nn.network import PrototypeNetwork
 from cclis.nn.resnet import resnet18
+from cclis.settings import make_config
 
 FLOPS_PER_IMAGE = {32: 0.5567e9, 64: 4 * 0.5567e9}
 """Multiply-adds of one forward pass of ResNet-18, by image side."""

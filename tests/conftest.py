@@ -19,11 +19,11 @@ from filelock import FileLock
 from hypothesis import HealthCheck, settings
 from torch import Tensor
 
-from cclis.config import CONFIGS
 from cclis.data.images import ImageSet
 from cclis.engine.trainer import Trainer
 from cclis.files import pack_tensors, unpack_tensors
 from cclis.progress import Progress
+from cclis.settings import CONFIGS
 from tests.pretended_card import pretended_card
 
 # Two test processes share two cores; more threads would wait for each other.

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 
-from cclis.engine import device as engine_device
+from cclis.engine import devices as engine_device
 from cclis.engine import recording
 from cclis.nn import compiling, network
 

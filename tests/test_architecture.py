@@ -13,12 +13,12 @@ import cclis
 
 SOURCE = Path(cclis.__file__).parent
 LAYERS = (
-    {"errors", "interruption", "quadratic"},
-    {"progress", "config", "files", "events"},
-    {"checkpoints"},
+    {"errors"},
+    {"files", "progress"},
+    {"settings"},
+    {"functional"},
     {"data"},
     {"nn"},
-    {"losses", "sampling", "exemplars", "gradients", "diagnostics", "metrics"},
     {"memory"},
     {"methods"},
     {"engine"},
@@ -26,7 +26,8 @@ LAYERS = (
     {"runs"},
     {"report"},
     {"experiment"},
-    {"learner", "study", "tune"},
+    {"learner"},
+    {"study", "tune"},
     {"cli"},
     {"__main__"},
 )

@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from cclis import ContinualLearner, load_benchmark
-from cclis import config as config_module
 from cclis.cli import main
-from cclis.config import CONFIGS, TuneOptions, make_config
 from cclis.engine.trainer import Trainer
-from cclis.experiment import train
+from cclis.experiment.loop import train
 from cclis.methods import METHODS
-from cclis.runs import Run
-from cclis.study import STUDIES
+from cclis.runs.directory import Run
+from cclis.settings import CONFIGS, TuneOptions, make_config
+from cclis.settings import config as config_module
+from cclis.study.run import STUDIES
 from cclis.tune.space import space_of
 from tests.conftest import QUICK, on_a_card, state_after
 

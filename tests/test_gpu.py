@@ -19,15 +19,15 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from cclis import ContinualLearner
-from cclis.config import keeps_samples, make_config
 from cclis.data.images import ImageSet
 from cclis.engine.inference import Inference
 from cclis.engine.trainer import Trainer
 from cclis.errors import InputError
-from cclis.experiment import Journey, resume, train
-from cclis.interruption import Interrupted
+from cclis.experiment.interruption import Interrupted
+from cclis.experiment.loop import Journey, resume, train
 from cclis.methods import METHODS
-from cclis.runs import Run
+from cclis.runs.directory import Run
+from cclis.settings import keeps_samples, make_config
 from tests.conftest import quick
 
 pytestmark = pytest.mark.usefixtures("card")

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cclis.config import RunOptions
-from cclis.engine import device
+from cclis.engine import devices as device
+from cclis.settings import RunOptions
 from tests.pretended_card import CARD, CardError, CardGraph, pretended_card
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")

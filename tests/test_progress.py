@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from cclis import progress as module
-from cclis.config import make_config
-from cclis.experiment import train
+from cclis.experiment.loop import train
 from cclis.progress import QUIET, Progress
+from cclis.settings import make_config
 from tests.conftest import QUICK as SMALL
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"

@@ -11,10 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from cclis.checkpoints import FORMAT
-from cclis.config import StreamOptions, make_config, names_of
 from cclis.data.images import ImageSet, as_array, as_uint8_images
-from cclis.engine.device import seeded
+from cclis.engine.randomness import seeded
 from cclis.engine.trainer import Trainer
 from cclis.errors import InputError, as_input_errors, unknown
 from cclis.evaluation.heads import Head, View, fit, heads_for
@@ -22,6 +20,8 @@ from cclis.files import read_tensors, write_tensors
 from cclis.methods import METHODS
 from cclis.nn.network import Representation
 from cclis.progress import QUIET, Progress
+from cclis.runs.checkpoints import FORMAT
+from cclis.settings import StreamOptions, make_config, names_of
 
 COSINE_TEMPERATURE = 0.1
 """Cosines are divided by this before they become probabilities."""

@@ -16,7 +16,6 @@ from PIL import Image, ImageEnhance
 from scipy import ndimage, stats
 from torch import Tensor
 
-from cclis.config import AugmentationOptions
 from cclis.data.augment import (
     CHANCES,
     Draw,
@@ -27,6 +26,7 @@ from cclis.data.augment import (
     to_float,
 )
 from cclis.errors import InputError
+from cclis.settings import AugmentationOptions
 
 Array = NDArray[Any]
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from cclis import load_benchmark
-from cclis.config import make_config
 from cclis.engine.inference import Inference
 from cclis.engine.trainer import Trainer
+from cclis.settings import make_config
 from tests.conftest import QUICK
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cclis.config import make_config
 from cclis.engine.optimizer import Optimizer
 from cclis.methods.base import ParameterGroup
+from cclis.settings import make_config
 
 
 def network(layout: torch.memory_format) -> nn.Sequential:

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn import BatchNorm2d
 
 from cclis import load_benchmark
-from cclis.config import keeps_samples, make_config
 from cclis.data.augment import augment, draw_chances
 from cclis.data.images import ImageSet
 from cclis.engine.recording import WARMUP
@@ -23,6 +22,7 @@ from cclis.engine.trainer import Trainer
 from cclis.methods import METHODS
 from cclis.nn.network import _encode
 from cclis.nn.parts import PartwiseNorm
+from cclis.settings import keeps_samples, make_config
 from tests.conftest import QUICK, state_after
 from tests.pretended_card import WAITS
 
@@ -279,8 +279,8 @@ def test_bf16_learns_what_fp32_does() -> None:
 
 @needs_gpu
 def test_digits_are_learned_as_well_on_a_gpu_in_either_precision(tmp_path: Any) -> None:
-    from cclis.config import read_yaml, recipe_path
-    from cclis.experiment import train
+    from cclis.experiment.loop import train
+    from cclis.settings import read_yaml, recipe_path
 
     best = {}
     for precision in ("fp32", "bf16"):

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from cclis import load_benchmark
-from cclis.config import make_config
 from cclis.data.images import ImageSet
-from cclis.engine.device import out_of_memory
+from cclis.engine.devices import out_of_memory
 from cclis.engine.replay import Replay
 from cclis.engine.step import Step
 from cclis.engine.trainer import Position, Trainer
 from cclis.errors import InputError
 from cclis.files import read_tensors, write_tensors
+from cclis.settings import make_config
 from tests.conftest import QUICK, quick
 
 SHAPE = (8, 8, 1)
@@ -390,9 +390,9 @@ def test_the_first_task_can_be_tried_again_after_it_diverged() -> None:
 def test_few_channels_on_many_pixels_do_not_crash_the_cpus_convolutions() -> None:
     code = """
 import torch
-from cclis.config import make_config
+from cclis.settings import make_config
 from cclis.data.images import ImageSet
-from cclis.engine.device import out_of_memory
+from cclis.engine.devices import out_of_memory
 from cclis.engine.trainer import Position, Trainer
 config = make_config("cclis", dict(width=8, epochs=1, batch_size=8, memory=4, device="cpu"))
 images = torch.randint(0, 256, (16, 64, 64, 3), dtype=torch.uint8)

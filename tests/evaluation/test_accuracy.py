@@ -5,13 +5,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cclis.config import Config, EvaluationOptions
 from cclis.data.benchmarks import load_benchmark
-from cclis.engine.device import make_fabric
+from cclis.engine.devices import make_fabric
 from cclis.engine.inference import Inference
 from cclis.evaluation.accuracy import Accuracies, accuracies, evaluate
 from cclis.nn.conv import ConvEncoder
 from cclis.nn.network import PrototypeNetwork
+from cclis.settings import Config, EvaluationOptions
 
 
 @st.composite

@@ -7,12 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from cclis.config import AugmentationOptions, Config, EvaluationOptions
 from cclis.data.augment import to_float
 from cclis.data.benchmarks import load_benchmark
 from cclis.data.images import ImageSet
 from cclis.engine import inference as inference_module
-from cclis.engine.device import make_fabric
+from cclis.engine.devices import make_fabric
 from cclis.engine.inference import Inference
 from cclis.errors import InputError
 from cclis.evaluation.heads import (
@@ -32,6 +31,7 @@ from cclis.evaluation.heads import (
 from cclis.methods import METHODS
 from cclis.nn.conv import ConvEncoder
 from cclis.nn.network import ClassifierNetwork, Network, PrototypeNetwork, Representation
+from cclis.settings import AugmentationOptions, Config, EvaluationOptions
 
 AS_THEY_ARE = AugmentationOptions(crop="none", flip=0, jitter=0, grayscale=0)
 OPTIONS = EvaluationOptions(mean_passes=3)

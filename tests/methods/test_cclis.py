@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cclis.config import CCLISConfig
-from cclis.losses import prd, sample_nce
+from cclis.functional.losses import prd, sample_nce
 from cclis.methods import CCLIS, Batch, Visible
 from cclis.nn.network import PrototypeNetwork, Representation
+from cclis.settings import CCLISConfig
 
 
 def make(**settings: Any) -> CCLIS:

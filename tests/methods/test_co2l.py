@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from cclis import load_benchmark
-from cclis.config import Co2LConfig, make_config
 from cclis.engine.trainer import Trainer
-from cclis.losses import ird, supcon
+from cclis.functional.losses import ird, supcon
 from cclis.methods import Batch, Co2L, Visible
+from cclis.settings import Co2LConfig, make_config
 from tests.conftest import quick
 
 

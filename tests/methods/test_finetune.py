@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from cclis.config import FinetuneConfig, JointConfig
 from cclis.methods import Batch, Finetune, Joint, Visible
+from cclis.settings import FinetuneConfig, JointConfig
 
 
 def test_cross_entropy_over_the_seen_classes_and_nothing_kept() -> None:

@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cclis import load_benchmark
-from cclis.config import CONFIGS, make_config
 from cclis.data.images import ImageSet
 from cclis.engine.trainer import Trainer
-from cclis.exemplars import weighted_coreset
-from cclis.gradients import gem_strengths, gss_slots, inner_products
+from cclis.functional.coreset import weighted_coreset
+from cclis.functional.gradients import gem_strengths, gss_slots, inner_products
 from cclis.memory import Memory
 from cclis.methods import METHODS, Batch, Visible
 from cclis.nn.network import Representation
+from cclis.settings import CONFIGS, make_config
 from tests.conftest import quick
 
 SHAPE = (8, 8, 1)

@@ -6,11 +6,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from cclis import load_benchmark
-from cclis.config import ICaRLConfig, make_config
 from cclis.engine.trainer import Trainer
-from cclis.exemplars import herding
+from cclis.functional.exemplars import herding
 from cclis.methods import Batch, ICaRL, Visible
 from cclis.nn.network import Representation
+from cclis.settings import ICaRLConfig, make_config
 from tests.conftest import quick
 
 

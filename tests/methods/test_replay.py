@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cclis import load_benchmark
-from cclis.config import CONFIGS, keeps_samples, make_config
 from cclis.engine.trainer import Trainer
 from cclis.methods import METHODS, Batch, Kept, Visible
 from cclis.methods.base import random_choice
+from cclis.settings import CONFIGS, keeps_samples, make_config
 from tests.conftest import quick, state_after
 
 SHAPE = (8, 8, 1)

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from cclis.config import NetworkOptions, make_config
 from cclis.engine.trainer import Trainer
 from cclis.errors import InputError
 from cclis.methods import METHODS
@@ -21,6 +20,7 @@ from cclis.nn.network import (
     make_encoder,
 )
 from cclis.nn.resnet import RESNETS, ResNet
+from cclis.settings import NetworkOptions, make_config
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cclis.config import make_config
 from cclis.errors import InputError
 from cclis.methods import METHODS, Batch
 from cclis.nn.conv import ConvEncoder
 from cclis.nn.network import IDLE_DEVICES, ClassifierNetwork
 from cclis.nn.parts import PartwiseNorm
 from cclis.nn.resnet import RESNETS
+from cclis.settings import make_config
 
 PARTS = 3
 

@@ -15,7 +15,7 @@ from cclis.report.figures import flattened, losses
 from cclis.report.page import render
 from cclis.report.pictures import COLUMNS, sheet
 from cclis.report.table import main_head, result_tables
-from cclis.runs import summarise
+from cclis.runs.directory import summarise
 from tests.report.pages import Page
 
 HOSTILE = "</script><script>alert('class')</script>"

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cclis.config import AugmentationOptions
 from cclis.errors import InputError
+from cclis.settings import AugmentationOptions
 
 TRIES = 10
 CHANCES = 2 * TRIES + 11  # random numbers a sample takes

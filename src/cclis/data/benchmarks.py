@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cclis.config import StreamOptions
 from cclis.data.download import default_root
 from cclis.data.images import ImageSet
 from cclis.data.readers import (
@@ -25,6 +24,7 @@ from cclis.data.readers import (
 )
 from cclis.errors import InputError, unknown
 from cclis.progress import QUIET, Progress
+from cclis.settings import StreamOptions
 
 Reader = Callable[[Path, StreamOptions, Progress], Dataset]
 

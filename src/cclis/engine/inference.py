@@ -10,12 +10,12 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from cclis.config import Config
 from cclis.data.augment import CHANCES, augment, draw_chances, to_float
 from cclis.engine.feed import feed
 from cclis.engine.recording import Recording, Tensors
 from cclis.nn.compiling import compiled, compiled_for_all, compiles
 from cclis.nn.network import Network, Representation, evaluating
+from cclis.settings import Config
 
 BATCH = 512
 """The paper's batch size: an encoder compiled for its teacher serves here as well."""

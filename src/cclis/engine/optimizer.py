@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from cclis.config import TrainingOptions
 from cclis.engine.schedule import Schedule
 from cclis.methods import ParameterGroup
+from cclis.settings import TrainingOptions
 
 
 class Optimizer:

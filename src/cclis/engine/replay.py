@@ -8,15 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cclis.config import Config, MixOptions, StreamReplayOptions
 from cclis.data.augment import draw_chances
 from cclis.data.batches import Mix, draw_beside, epoch, mix, mix_beside
 from cclis.data.images import ImageSet
-from cclis.engine.device import generator, one_thread
+from cclis.engine.devices import one_thread
 from cclis.engine.feed import feed
-from cclis.exemplars import reservoir_slots
+from cclis.engine.randomness import generator
+from cclis.functional.exemplars import reservoir_slots
 from cclis.memory import Memory
 from cclis.methods import Method
+from cclis.settings import Config, MixOptions, StreamReplayOptions
 
 ON_THE_HOST = ("replay", "admit")
 """What a memory replays and takes in is decided on the host, which knows how far it is filled."""

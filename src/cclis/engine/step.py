@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from lightning_fabric import Fabric
 
-from cclis.config import Config
 from cclis.data.augment import augment
 from cclis.engine.optimizer import Optimizer
 from cclis.engine.recording import Recording, Tensors
-from cclis.gradients import inner_products
+from cclis.functional.gradients import inner_products
 from cclis.methods import Batch, Method
 from cclis.nn.compiling import compiled, compiled_for_all, compiles
+from cclis.settings import Config
 
 INPUTS = ("images", "labels", "proposal", "chances")
 

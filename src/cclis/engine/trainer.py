@@ -13,18 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cclis.config import Config, make_config
 from cclis.data.images import ImageSet
-from cclis.engine.device import (
-    generator,
-    make_fabric,
-    on_host,
-    out_of_memory,
-    peak_memory,
-    seeded,
-)
+from cclis.engine.devices import make_fabric, on_host, out_of_memory, peak_memory
 from cclis.engine.inference import Inference
 from cclis.engine.optimizer import Optimizer
+from cclis.engine.randomness import generator, seeded
 from cclis.engine.replay import Replay
 from cclis.engine.schedule import Schedule
 from cclis.engine.step import Step
@@ -34,6 +27,7 @@ from cclis.methods import METHODS, Batch, Visible
 from cclis.nn.compiling import compiles
 from cclis.nn.network import Representation, feature_dimension, made, make_encoder
 from cclis.progress import QUIET, Progress
+from cclis.settings import Config, make_config
 
 Record = dict[str, Any]
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cclis.config import Options
 from cclis.data.images import ImageSet
 from cclis.engine.inference import Inference
 from cclis.evaluation.heads import View, fit, heads_for
 from cclis.nn.network import Representation
 from cclis.progress import QUIET, Progress
+from cclis.settings import Options
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cclis.config import MeansOptions, Options, ProbeOptions
 from cclis.data.images import ImageSet
-from cclis.engine.device import generator
 from cclis.engine.inference import Inference
+from cclis.engine.randomness import generator
 from cclis.errors import InputError
 from cclis.nn.network import ClassifierNetwork, PrototypeNetwork, Representation
+from cclis.settings import MeansOptions, Options, ProbeOptions
 
 PROBE_MOMENTUM = 0.9
 PROBE_DECAY = 0.2

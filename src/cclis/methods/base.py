@@ -11,10 +11,10 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from cclis.config import Config
+from cclis.functional.sampling import normalise, select
 from cclis.memory import Memory
 from cclis.nn.network import Network, Representation
-from cclis.sampling import normalise, select
+from cclis.settings import Config
 
 ConfigT = TypeVar("ConfigT", bound=Config)
 NetworkT = TypeVar("NetworkT", bound=Network)

@@ -7,13 +7,13 @@ from functools import reduce
 import torch
 from torch import Tensor, nn
 
-from cclis.config import CCLISConfig
-from cclis.diagnostics import diagnose
-from cclis.losses import prd, sample_nce
+from cclis.functional.diagnostics import diagnose
+from cclis.functional.losses import prd, sample_nce
+from cclis.functional.sampling import log_scores, normalise, select
 from cclis.methods.base import Batch, Kept, ParameterGroup, Visible
 from cclis.methods.teacher import TeacherMethod
 from cclis.nn.network import PrototypeNetwork
-from cclis.sampling import log_scores, normalise, select
+from cclis.settings import CCLISConfig
 
 NEVER = -1e4
 """A cosine so low that its softmax is exactly zero; infinity times zero would not be."""

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cclis.config import Config
 from cclis.methods.base import ConfigT, Method
 from cclis.nn.network import ClassifierNetwork
+from cclis.settings import Config
 
 
 class ClassifierMethod(Method[ConfigT, ClassifierNetwork]):

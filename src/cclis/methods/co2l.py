@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from cclis.config import Co2LConfig
-from cclis.losses import ird, supcon
+from cclis.functional.losses import ird, supcon
 from cclis.methods.base import Batch, Kept, Visible, random_choice
 from cclis.methods.teacher import TeacherMethod
 from cclis.nn.network import ProjectionNetwork
+from cclis.settings import Co2LConfig
 
 BASE_TEMPERATURE = 0.07
 """The authors scale the contrast by τ over this; their learning rates and λ rely on it."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from cclis.config import DERConfig, DERPPConfig
 from cclis.methods.base import Batch, ConfigT
 from cclis.methods.classifier import ClassifierMethod, weighted_cross_entropy
+from cclis.settings import DERConfig, DERPPConfig
 
 
 class DarkReplay(ClassifierMethod[ConfigT]):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from cclis.config import ERConfig
 from cclis.methods.base import Batch
 from cclis.methods.classifier import ClassifierMethod, weighted_cross_entropy
+from cclis.settings import ERConfig
 
 
 class ER(ClassifierMethod[ERConfig]):

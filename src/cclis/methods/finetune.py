@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cclis.config import FinetuneConfig
 from cclis.methods.base import Batch
 from cclis.methods.classifier import ClassifierMethod
+from cclis.settings import FinetuneConfig
 
 
 class Finetune(ClassifierMethod[FinetuneConfig]):

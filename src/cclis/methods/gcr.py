@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cclis.config import GCRConfig
-from cclis.exemplars import weighted_coreset
+from cclis.functional.coreset import weighted_coreset
+from cclis.functional.sampling import quotas
 from cclis.methods.base import Batch, Kept, Visible
 from cclis.methods.classifier import weighted_mean
 from cclis.methods.der import DarkReplay
 from cclis.nn.network import ClassifierNetwork
-from cclis.sampling import quotas
+from cclis.settings import GCRConfig
 
 
 class GCR(DarkReplay[GCRConfig]):

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cclis.config import GEMConfig
-from cclis.gradients import gem_strengths
+from cclis.functional.gradients import gem_strengths
 from cclis.methods.base import Batch, Kept, Visible, random_choice
 from cclis.methods.classifier import ClassifierMethod
+from cclis.settings import GEMConfig
 
 
 class GEM(ClassifierMethod[GEMConfig]):

@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cclis.config import GSSConfig
-from cclis.gradients import gss_slots
+from cclis.functional.gradients import gss_slots
 from cclis.memory import Memory
 from cclis.methods.base import Batch
 from cclis.methods.classifier import ClassifierMethod, weighted_cross_entropy
 from cclis.nn.per_sample import gradient_cosines
+from cclis.settings import GSSConfig
 
 FIRST_SCORE = 0.1
 """Of samples that come before there is anything to compare them with (as in Mammoth)."""

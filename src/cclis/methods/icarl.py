@@ -6,14 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cclis.config import ICaRLConfig
-from cclis.exemplars import herding
-from cclis.losses import icarl_loss
+from cclis.functional.exemplars import herding
+from cclis.functional.losses import icarl_loss
+from cclis.functional.sampling import quotas
 from cclis.methods.base import Batch, Kept, Visible
 from cclis.methods.classifier import ClassifierMethod
 from cclis.methods.teacher import TeacherMethod
 from cclis.nn.network import ClassifierNetwork
-from cclis.sampling import quotas
+from cclis.settings import ICaRLConfig
 
 
 class ICaRL(TeacherMethod[ICaRLConfig, ClassifierNetwork], ClassifierMethod[ICaRLConfig]):

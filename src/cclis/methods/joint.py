@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from cclis.config import JointConfig
 from cclis.methods.base import Batch
 from cclis.methods.classifier import ClassifierMethod
+from cclis.settings import JointConfig
 
 
 class Joint(ClassifierMethod[JointConfig]):

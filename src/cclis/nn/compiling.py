@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from cclis.config import RunOptions
+from cclis.settings import RunOptions
 
 OPTIONS: dict[str, Any] = {"triton.autotune_pointwise": False, "combo_kernels": True}
 """Pointwise kernels that do not wait for one another share a launch, such as those that shorten

@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cclis.config import NetworkOptions
 from cclis.errors import InputError
 from cclis.nn.compiling import compiled
 from cclis.nn.conv import ConvEncoder
 from cclis.nn.parts import keeps_parts_apart
 from cclis.nn.resnet import RESNETS, scale_by_fan_out
+from cclis.settings import NetworkOptions
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 

@@ -17,8 +17,8 @@ from cclis.files import read_json
 from cclis.report import figures
 from cclis.report.drawing import Line, line_figure, picture
 from cclis.report.page import environment
-from cclis.report.results import COLUMNS as SCORES
-from cclis.report.results import (
+from cclis.report.paper import COLUMNS as SCORES
+from cclis.report.paper import (
     Result,
     Table,
     compared_head,

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from cclis.diagnostics import QUANTILES
-from cclis.metrics import forgetting
+from cclis.functional.diagnostics import QUANTILES
+from cclis.functional.metrics import forgetting
 
 Figure = dict[str, Any]
 Result = Mapping[str, Any]

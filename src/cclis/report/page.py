@@ -14,8 +14,8 @@ from torch import Tensor
 
 from cclis.methods import METHODS
 from cclis.report import figures
+from cclis.report.paper import compared_head, paper_row, variation
 from cclis.report.pictures import sheet
-from cclis.report.results import compared_head, paper_row, variation
 from cclis.report.table import SCENARIOS, main_head
 
 Result = Mapping[str, Any]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from cclis.errors import InputError
-from cclis.metrics import SCENARIOS
+from cclis.functional.metrics import SCENARIOS
 from cclis.report.compare import (
     COLUMNS,
     PAIRS,
@@ -25,8 +25,8 @@ from cclis.report.compare import (
 from cclis.report.drawing import Line, Map, line_figure, map_figure
 from cclis.report.figures import flattened
 from cclis.report.page import environment
-from cclis.report.results import Result, Table, compared_head, spread
-from cclis.runs import Run
+from cclis.report.paper import Result, Table, compared_head, spread
+from cclis.runs.directory import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cclis.config import CONFIGS, ClassifierConfig, Config
+from cclis.settings import CONFIGS, ClassifierConfig, Config
 
 Axis = Literal["memory", "distill_weight"]
 CIFAR10, CIFAR100, TINY = "seq-cifar10", "seq-cifar100", "seq-tinyimagenet"

@@ -12,10 +12,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from cclis.config import Config, keeps_samples, make_config, recipe_settings
 from cclis.errors import InputError
 from cclis.report.compare import read_runs
-from cclis.report.results import Result, variation
+from cclis.report.paper import Result, variation
+from cclis.settings import Config, keeps_samples, make_config, recipe_settings
 from cclis.study.catalogue import Scale, Study, Variant
 
 
@@ -51,7 +51,7 @@ class Planned:
     @cached_property
     def first_task(self) -> str:
         """Every setting that matters to the first task."""
-        from cclis.experiment import MAY_CHANGE, PLACES
+        from cclis.experiment.loop import MAY_CHANGE, PLACES
 
         free = {*MAY_CHANGE, *PLACES, *self.config.after_first_task()}
         settings = {name: v for name, v in self.config.to_dict().items() if name not in free}

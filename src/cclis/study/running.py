@@ -16,10 +16,10 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 
 from cclis.errors import InputError
-from cclis.interruption import STOPPED, Interrupted, Interruption
+from cclis.experiment.interruption import STOPPED, Interrupted, Interruption
 from cclis.progress import Progress
-from cclis.report.results import Result, compared_head
-from cclis.runs import Run
+from cclis.report.paper import Result, compared_head
+from cclis.runs.directory import Run
 from cclis.study.plan import Planned
 
 LOOK_AGAIN_SECONDS = 0.5
@@ -77,7 +77,7 @@ def _processes() -> SpawnContext | ForkServerContext:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["cclis.experiment", "sklearn.datasets"])
+    context.set_forkserver_preload(["cclis.experiment.loop", "sklearn.datasets"])
     if threading.current_thread() is threading.main_thread():
         # A key pressed in the terminal must not end the server while it imports.
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -115,7 +115,7 @@ def _learn(run: Planned, threads: int, folder: str, environment: dict[str, str])
             os.dup2(file.fileno(), stream)
     import torch
 
-    from cclis.experiment import resume, train
+    from cclis.experiment.loop import resume, train
 
     if run.config.threads is None:
         torch.set_num_threads(threads)

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cclis.config import Config, RunOptions, StreamOptions, TuneOptions, make_config, read_yaml
 from cclis.errors import InputError, unknown
+from cclis.settings import Config, RunOptions, StreamOptions, TuneOptions, make_config, read_yaml
 
 if TYPE_CHECKING:
     import optuna

@@ -1,0 +1,5 @@
+"""The command line."""
+
+from cclis.cli.app import entry, main
+
+__all__ = ["entry", "main"]

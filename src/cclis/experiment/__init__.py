@@ -1,0 +1,1 @@
+"""What happens in a run, in order, from settings to report."""

@@ -1,0 +1,5 @@
+"""A run on disk: its folder, checkpoints, records and loggers."""
+
+from cclis.runs.directory import Run
+
+__all__ = ["Run"]

@@ -1,0 +1,417 @@
+"""Settings chosen as in the paper's Appendix B: on a validation split, averaged over seeds.
+
+OUTPUT/study.db      every trial (or wherever `storage` says)
+OUTPUT/trials.csv    the same to read
+OUTPUT/recipe.yaml   the best settings so far, for `cclis train --config`
+OUTPUT/runs/         the run directories of the trials, by the point that they try
+
+Workers that share the output folder share the work: one at a time takes a point, and whoever finds
+that another died does its point again, from the checkpoints it left.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import logging
+import math
+import shutil
+import statistics
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from filelock import FileLock, Timeout
+
+from cclis.errors import InputError
+from cclis.experiment.interruption import Interrupted, Interruption
+from cclis.experiment.loop import (
+    MAY_CHANGE,
+    PLACES,
+    benchmark_of,
+    refuse_differences,
+    resume,
+    train,
+)
+from cclis.files import write_atomically
+from cclis.methods import METHODS
+from cclis.progress import QUIET, Progress
+from cclis.runs.directory import Run
+from cclis.settings import Config, TuneOptions, make_config
+from cclis.tune.space import Space, points, space_of, suggest
+
+try:
+    import optuna
+    from optuna.trial import FrozenTrial, TrialState
+    from sqlalchemy.exc import SQLAlchemyError
+except ImportError:
+    raise InputError("tuning needs Optuna: pip install 'cclis[tune]'") from None
+
+TPE_TRIALS = 50
+TRIALS_BEFORE_PRUNING = 5
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A point that was tried.
+
+    Attributes:
+        number: Its number in the study.
+        state: complete, pruned, failed, interrupted (and done again) or running.
+        accuracy: Mean Class-IL accuracy of the main head on the validation split, if complete.
+        deviation: Standard deviation over the seeds.
+        settings: What was tried.
+        folder: Where its runs lie.
+        error: Why it failed.
+    """
+
+    number: int
+    state: str
+    accuracy: float | None
+    deviation: float | None
+    settings: dict[str, Any]
+    folder: str
+    error: str
+
+
+def tune(
+    config: Config,
+    options: TuneOptions,
+    *,
+    recipe: Mapping[str, Any] | None = None,
+    fixed: Collection[str] = (),
+    progress: Progress = QUIET,
+) -> list[Trial]:
+    """Try settings, and write the best as a recipe; called again, it goes on.
+
+    Args:
+        config: All other settings, the validation share and the output folder included.
+        options: What to try, and how often.
+        recipe: The settings that the chosen ones are added to, with the epochs to train for.
+        fixed: Settings to leave out of the grid that belongs to the method.
+        progress: Where to show what goes on.
+
+    Returns:
+        Every trial of the study, the best first.
+    """
+    if config.validation is None:
+        raise InputError("validation must be given: tuning never looks at the test split")
+    if config.output is None:
+        raise InputError("output must be given: the folder that tuning goes on in")
+    space = space_of(config, options, fixed)
+    benchmark_of(config, progress)  # what is wrong with the data is said before anything is tried
+    folder = Path(config.output)
+    if folder.exists() and not (folder / "workers").is_dir() and any(folder.iterdir()):
+        raise InputError(f"{folder} holds something else; choose another --output")
+    try:
+        (folder / "workers").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make {folder}: {error.strerror}") from None
+    with _optuna_says(progress), _storage_errors():
+        return _Tuning(config, options, space, folder, recipe or {}, progress).work()
+
+
+class _Tuning:
+    """A worker on a study."""
+
+    def __init__(
+        self,
+        config: Config,
+        options: TuneOptions,
+        space: Space,
+        folder: Path,
+        recipe: Mapping[str, Any],
+        progress: Progress,
+    ):
+        self._config, self._options, self._space = config, options, space
+        self._folder, self._recipe, self._progress = folder, recipe, progress
+        self._worker = uuid.uuid4().hex
+        with self._alone():
+            self._study = self._open()
+
+    def work(self) -> list[Trial]:
+        """Try points until none is left."""
+        limit = self._limit()
+        life = self._folder / "workers" / self._worker
+        with (
+            FileLock(life),
+            self._progress.bar("tuning", limit, done=_ended(ranked(self._study))) as bar,
+            Interruption() as stop,
+        ):
+            stop.waits = True
+            try:
+                while (trial := self._next(limit)) is not None:
+                    self._try(trial, stop)
+                    bar.reach(_ended(self._write()), "tuning")
+                    stop.check()
+            except Interrupted as signal:
+                name = str(signal).split(";", maxsplit=1)[0]
+                life.unlink(missing_ok=True)
+                raise Interrupted(f"{name}; the same command goes on") from None
+        life.unlink(missing_ok=True)
+        trials = self._write()
+        if elsewhere := sum(trial.state == "running" for trial in trials):
+            self._progress.say(
+                f"{elsewhere} of the trials are still running elsewhere; only workers with the "
+                "same --output notice when another dies"
+            )
+        if not any(trial.state == "complete" for trial in trials):
+            why = next((f": {trial.error}" for trial in trials if trial.error), "")
+            raise InputError(f"none of {len(trials)} trials came to its end{why}")
+        return trials
+
+    def _open(self) -> optuna.Study:
+        url = self._options.storage or f"sqlite:///{(self._folder / 'study.db').resolve()}"
+        waiting = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else None
+        study = optuna.create_study(
+            study_name=self._folder.resolve().name,
+            storage=optuna.storages.RDBStorage(url, engine_kwargs=waiting),
+            direction="maximize",
+            load_if_exists=True,
+        )
+        now = {k: v for k, v in self._config.to_dict().items() if k not in PLACES}
+        now |= {"seeds": self._options.seeds, "grid": self._space}
+        before = study.user_attrs.get("settings", now)
+        why = f"{self._folder} holds the tuning of other settings; choose another --output"
+        refuse_differences(before, now, why, MAY_CHANGE)
+        study.set_user_attr("settings", before)
+        return study
+
+    def _limit(self) -> int:
+        if self._options.trials is not None:
+            return self._options.trials
+        return math.prod(map(len, self._space.values())) if self._grid else TPE_TRIALS
+
+    @property
+    def _grid(self) -> bool:
+        return self._options.sampler == "grid"
+
+    def _next(self, limit: int) -> optuna.Trial | None:
+        """The next point to try, taken before any other worker can; None where all are taken."""
+        study, space = self._study, self._space
+        with self._alone():
+            self._give_up_the_dead()
+            trials = study.get_trials(deepcopy=False)
+            waiting = [t for t in trials if t.state == TrialState.WAITING]  # left by one who died
+            taken = [t.params for t in trials if t not in waiting and not _interrupted(t)]
+            if len(taken) >= limit:
+                return None
+            again = (
+                t.params for t in trials if _interrupted(t) and t.params.keys() == space.keys()
+            )
+            left: Iterable[Space] = points(space) if self._grid else again
+            point = next((point for point in left if point not in taken), None)
+            if point is not None and not waiting:
+                study.enqueue_trial(point, user_attrs={"worker": self._worker})
+            elif self._grid and not waiting:
+                return None
+            # A sampler of its own for each trial: what it suggests depends on the study alone.
+            study.sampler = optuna.samplers.TPESampler(seed=self._config.seed + len(trials))
+            trial = study.ask()
+            trial.set_user_attr("worker", self._worker)
+            for name, values in space.items():
+                suggest(trial, name, values)
+            return trial
+
+    def _give_up_the_dead(self) -> None:
+        """Fail what is running by the study's account, but whose worker's lock is free."""
+        for trial in self._study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
+            life = self._folder / "workers" / trial.user_attrs.get("worker", "nobody")
+            if not life.exists():
+                continue  # one of another folder
+            try:
+                with FileLock(life, timeout=0):
+                    self._study.tell(trial.number, state=TrialState.FAIL)
+            except Timeout:
+                continue
+            life.unlink(missing_ok=True)
+
+    def _try(self, trial: optuna.Trial, stop: Interruption) -> None:
+        study, said = self._study, _in_words(trial.params)
+        try:
+            found = self._accuracies(trial, stop)
+        except optuna.TrialPruned:
+            study.tell(trial, state=TrialState.PRUNED)
+            self._progress.say(f"trial {trial.number}  {said}: pruned")
+        except InputError as error:
+            trial.set_user_attr("error", str(error))
+            study.tell(trial, state=TrialState.FAIL)
+            self._progress.say(f"trial {trial.number}  {said}: failed, {error}")
+        except BaseException:
+            study.tell(trial, state=TrialState.FAIL)  # and, without an error, done again
+            raise
+        else:
+            trial.set_user_attr("accuracies", found)
+            study.tell(trial, statistics.fmean(found))
+            seeds = f"{len(found)} seed{'s' if len(found) > 1 else ''}"
+            self._progress.say(
+                f"trial {trial.number}  {said}: {statistics.fmean(found):.2f} % over {seeds}"
+            )
+
+    def _accuracies(self, trial: optuna.Trial, stop: Interruption) -> list[float]:
+        """The accuracy of a point for every seed."""
+        found: list[float] = []
+        for seed in range(self._options.seeds):
+            stop.check()
+
+            def judge(task: int, accuracy: float) -> None:
+                # Steps beyond any number of tasks, so that each seed has its own.
+                step = seed * 1000 + task  # noqa: B023
+                trial.report(accuracy, step)
+                if not self._grid and task and lags(self._study, accuracy, step):
+                    raise optuna.TrialPruned
+
+            folder = self._folder / "runs" / _digest(trial.params) / f"seed{seed}"
+            settings = {**self._config.to_dict(), **trial.params, "output": str(folder)}
+            settings |= {"seed": self._config.seed + seed, "map_samples": 0}
+            config = make_config(settings.pop("method"), settings)
+            within = self._progress.within()
+            try:
+                if (folder / "config.yaml").exists():
+                    run = resume(Run.open(folder), config, within, judge)
+                else:
+                    run = train(config, within, judge)
+            except (optuna.TrialPruned, InputError):
+                shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+                raise
+            # Nobody goes on from there, and a grid of them would fill the disk.
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+            found.append(float(run.result["class_il"][main_head_of(config.method)]["accuracy"]))
+        return found
+
+    def _write(self) -> list[Trial]:
+        with self._alone():
+            trials = ranked(self._study)
+            write_atomically(self._folder / "trials.csv", _table(trials, self._space).encode())
+            if trials[0].state == "complete":
+                write_atomically(self._folder / "recipe.yaml", self._recipe_of(trials).encode())
+        return trials
+
+    def _recipe_of(self, trials: list[Trial]) -> str:
+        """What was given as a recipe or as flags, with the chosen settings, as YAML."""
+        best, config = trials[0], self._config.to_dict()
+        usual = make_config(self._config.method, {}).to_dict()
+        of_tuning = {*PLACES, "validation", "limit", "threads", "compile"}
+        base = {k: v for k, v in self._recipe.items() if k not in of_tuning}
+        fixed = config.keys() - of_tuning - MAY_CHANGE - {"seed", "epochs", "first_epochs"}
+        given = {k: v for k, v in config.items() if k in fixed and (k in base or v != usual[k])}
+        named = {k: config[k] for k in ("benchmark", "method", "memory")}
+        done = sum(trial.state == "complete" for trial in trials)
+        said = (
+            f"# The best of {done} trials on a validation split of {self._config.validation:.0%}: "
+            f"{best.accuracy:.2f} % Class-IL by the head {main_head_of(self._config.method)}, the "
+            f"mean of {self._options.seeds} seeds.\n"
+        )
+        settings = {**named, **base, **given, **best.settings}
+        return said + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+
+    def _alone(self) -> FileLock:
+        return FileLock(self._folder / ".lock")
+
+
+def main_head_of(method: str) -> str:
+    """The head whose accuracy decides: the method's own, as in every report."""
+    return METHODS[method].heads[-1]
+
+
+def lags(study: optuna.Study, accuracy: float, step: int) -> bool:
+    """Whether an accuracy is in the lowest quarter of what trials had that came to that step.
+
+    Pruned ones included: those that come to their end get ever better, and against them alone
+    hardly any other would come to its end. Optuna's own rules take the best a trial ever had; with
+    more and more tasks to tell apart that is the first, and nothing would ever be pruned.
+    """
+    ended = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE, TrialState.PRUNED])
+    others = [t.intermediate_values[step] for t in ended if step in t.intermediate_values]
+    return len(others) >= TRIALS_BEFORE_PRUNING and accuracy < statistics.quantiles(others, n=4)[0]
+
+
+def ranked(study: optuna.Study) -> list[Trial]:
+    """Every trial of a study, complete ones first and the best of them before the others."""
+    trials = [_as_trial(trial) for trial in study.get_trials(deepcopy=False)]
+    return sorted(
+        trials, key=lambda t: -math.inf if t.accuracy is None else t.accuracy, reverse=True
+    )
+
+
+def _ended(trials: Iterable[Trial]) -> int:
+    """How many need not be tried any more."""
+    return sum(trial.state in ("complete", "pruned", "failed") for trial in trials)
+
+
+def _as_trial(trial: FrozenTrial) -> Trial:
+    complete = trial.state == TrialState.COMPLETE
+    found = trial.user_attrs.get("accuracies", [])
+    state = {TrialState.FAIL: "interrupted" if _interrupted(trial) else "failed"}
+    return Trial(
+        trial.number,
+        state.get(trial.state, trial.state.name.lower()),
+        trial.value if complete else None,
+        statistics.stdev(found) if len(found) > 1 else None,
+        trial.params,
+        f"runs/{_digest(trial.params)}",
+        trial.user_attrs.get("error", ""),
+    )
+
+
+def _interrupted(trial: FrozenTrial) -> bool:
+    return trial.state == TrialState.FAIL and "error" not in trial.user_attrs
+
+
+def _table(trials: list[Trial], space: Space) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["trial", "state", "accuracy", "deviation", *space, "folder", "error"])
+    for trial in trials:
+        settings = [trial.settings.get(name, "") for name in space]
+        numbers = ["" if x is None else f"{x:.4f}" for x in (trial.accuracy, trial.deviation)]
+        writer.writerow([trial.number, trial.state, *numbers, *settings, trial.folder, trial.error])
+    return text.getvalue()
+
+
+def _in_words(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {short(value)}" for name, value in settings.items())
+
+
+def short(value: Any) -> str:
+    """A value as a table shows it."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _digest(settings: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+
+
+@contextmanager
+def _storage_errors() -> Iterator[None]:
+    try:
+        yield
+    except (SQLAlchemyError, ImportError, optuna.exceptions.OptunaError) as error:
+        said = str(error).splitlines()[0]
+        raise InputError(f"the study's storage does not work: {said}") from None
+    except OSError as error:
+        raise InputError(f"cannot go on tuning: {error}") from None
+
+
+@contextmanager
+def _optuna_says(progress: Progress) -> Iterator[None]:
+    """What Optuna would log is said where all else is."""
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            progress.say(record.getMessage())
+
+    optuna.logging.disable_default_handler()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    logger, lines = logging.getLogger("optuna"), Lines()
+    logger.addHandler(lines)
+    try:
+        yield
+    finally:
+        logger.removeHandler(lines)

@@ -1,0 +1,320 @@
+"""Real training processes that are killed, stopped, starved of disk, and gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cclis.cli.app import STOPPED
+from cclis.runs.directory import Run
+from tests.conftest import FIGURES, QUICK
+
+KILLS = int(os.environ.get("CCLIS_KILLS", "5"))
+COMMAND = [sys.executable, "-c", "from cclis.cli import entry; entry()"]
+SETTINGS = {
+    **QUICK,
+    "epochs": 12,
+    "memory": 40,
+    "threads": 1,
+    "probe_epochs": 20,
+    "mean_passes": 4,
+    "score_passes": 10,
+    "limit": 60,
+    "checkpoint_minutes": 0.001,
+}
+TIMES = ("images_per_second", "seconds")
+
+
+def flags(**settings: Any) -> list[str]:
+    return [part for k, v in {**SETTINGS, **settings}.items() for part in (f"--{k}", str(v))]
+
+
+def start(*arguments: str, **popen: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*COMMAND, "train", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **popen,
+    )
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The run that nothing happened to."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    done = start("--output", str(folder), *flags())
+    assert done.wait() == 0, done.communicate()[1]
+    return Run.open(folder)
+
+
+def log_of(run: Run) -> list[str]:
+    lines = (run.path / "metrics.jsonl").read_text().splitlines()
+    records = [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
+    return [json.dumps(record) for record in records]
+
+
+def assert_same_end(run: Run, other: Run) -> None:
+    """Weights, momentum, memory, generators, matrices and log, bit by bit."""
+    for index in range(5):
+        tensors, there = run.checkpoints.load(f"task-{index}")
+        others, theirs = other.checkpoints.load(f"task-{index}")
+        assert tensors.keys() == others.keys()
+        assert [name for name in tensors if not torch.equal(tensors[name], others[name])] == []
+        assert there["journey"]["rows"] == theirs["journey"]["rows"]
+    for scenario in ("class_il", "task_il"):
+        assert run.result[scenario] == other.result[scenario]
+    assert log_of(run) == log_of(other)
+
+
+def at_random(chance: random.Random) -> Callable[[Path], bool]:
+    """Some time after training began."""
+    until = None
+
+    def now(folder: Path) -> bool:
+        nonlocal until
+        if until is None and (folder / "metrics.jsonl").exists():
+            until = time.monotonic() + chance.uniform(0, 2)
+        return until is not None and time.monotonic() > until
+
+    return now
+
+
+def during_a_save(chance: random.Random) -> Callable[[Path], bool]:
+    """While a temporary file lies among the checkpoints."""
+    skip = chance.randrange(6)
+
+    def now(folder: Path) -> bool:
+        nonlocal skip
+        if any((folder / "checkpoints").glob(".task-*")):
+            skip -= 1
+        return skip < 0
+
+    return now
+
+
+def after_training(chance: random.Random) -> Callable[[Path], bool]:
+    """While the memory is scored and selected, or a probe fitted."""
+    seen: set[str] | None = None
+    until = None
+
+    def now(folder: Path) -> bool:
+        nonlocal seen, until
+        # 60 samples a class; the memory of 40 joins from the second task on.
+        ends = {p.name for p in (folder / "checkpoints").glob("task-*-step-*.json")}
+        ends = {n for n in ends if n == "task-0-step-48.json" or n.endswith("-step-60.json")}
+        seen = ends if seen is None else seen
+        if until is None and ends - seen:
+            until = time.monotonic() + chance.uniform(0, 0.6)
+        return until is not None and time.monotonic() > until
+
+    return now
+
+
+@pytest.mark.soak
+def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(
+    uninterrupted: Run, tmp_path: Path
+) -> None:
+    chance = random.Random(0)
+    triggers = [at_random, during_a_save, after_training]
+    kills, runs, hits = 0, 0, dict.fromkeys(triggers, 0)
+    while kills < KILLS:
+        runs += 1
+        folder = tmp_path / f"run-{runs}"
+        process = start("--output", str(folder), *flags())
+        for number in range(10**6):
+            kind = triggers[(kills + number) % 3]
+            trigger = kind(chance)
+            while process.poll() is None and (kills >= KILLS or not trigger(folder)):
+                time.sleep(0.001)
+            if process.poll() is not None:
+                break
+            process.kill()
+            process.communicate()
+            kills, hits[kind] = kills + 1, hits[kind] + 1
+            if not (folder / "config.yaml").exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                process = start("--output", str(folder), *flags())
+            else:
+                process = start("--resume", str(folder))
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
+        assert_same_end(Run.open(folder), uninterrupted)
+        left = {p.name for p in (folder / "checkpoints").iterdir()} - {"newest.json"}
+        assert not [name for name in left if name.startswith(".")]
+        assert {n for n in left if n.endswith(".json")} == {
+            n.replace(".safetensors", ".json") for n in left if n.endswith(".safetensors")
+        }
+        shutil.rmtree(folder)
+    FIGURES.update(kills=kills, runs=runs, moments={k.__name__: v for k, v in hits.items()})
+    print(FIGURES)
+    assert KILLS < 5 or all(hits.values())
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
+def test_a_signal_saves_and_says_how_to_go_on(name: str, uninterrupted: Run, tmp_path) -> None:
+    folder = tmp_path / "a run"
+    # No checkpoint is due by time: what is there afterwards, the signal made.
+    process = start("--output", str(folder), *flags(checkpoint_minutes=60))
+    while not (folder / "metrics.jsonl").exists():
+        time.sleep(0.002)
+    process.send_signal(getattr(signal, name))
+    _, errors = process.communicate()
+    assert process.returncode == STOPPED
+    hint = f"cclis train --resume {shlex.quote(str(folder))}"
+    assert f"stopped by {name}; go on with: {hint}" in errors
+    assert "Traceback" not in errors
+    assert len(Run.open(folder).checkpoints.names) >= 1
+    process = start("--resume", str(folder))
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert "going on in task" in errors
+    assert_same_end(Run.open(folder), uninterrupted)
+
+
+def test_a_second_signal_ends_at_once(tmp_path) -> None:
+    # Steps of seconds: the first signal waits for the end of one, the second does not. Where a step
+    # happens to end in between, the first one is heeded, and it is tried again.
+    long = {"encoder": "resnet50", "width": 64, "batch_size": 400, "limit": 200, "epochs": 50}
+    for number in range(5):
+        folder = tmp_path / str(number)
+        process = start("--output", str(folder), *flags(**long, checkpoint_minutes=60))
+        while not (folder / "metrics.jsonl").exists():
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
+        if process.returncode != STOPPED:
+            break
+    assert process.returncode == -signal.SIGTERM
+
+
+def test_two_processes_on_one_run_are_refused(tmp_path) -> None:
+    folder = tmp_path / "run"
+    first = start("--output", str(folder), *flags(epochs=200))
+    while not (folder / "metrics.jsonl").exists():
+        time.sleep(0.01)
+    second = start("--resume", str(folder))
+    _, errors = second.communicate()
+    first.kill()
+    first.communicate()
+    assert second.returncode == 2
+    assert f"another process is working on {folder}" in errors
+
+
+def in_a_namespace(script: str) -> subprocess.CompletedProcess[str]:
+    """A shell that may mount file systems nobody else sees."""
+    if subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine allows no mounts")
+    return subprocess.run(
+        ["unshare", "-rm", "bash", "-c", script], capture_output=True, text=True, check=False
+    )
+
+
+def quoted(*arguments: str) -> str:
+    import shlex
+
+    return shlex.join([*COMMAND, *arguments])
+
+
+def test_a_full_disk_is_a_sentence_and_the_last_checkpoint_is_whole(tmp_path) -> None:
+    disk, saved = tmp_path / "disk", tmp_path / "saved"
+    disk.mkdir()
+    run = quoted("train", "--output", str(disk / "run"), *flags(checkpoint_minutes=0))
+    # Room for a few checkpoints; each task leaves one for good.
+    done = in_a_namespace(
+        f"mount -t tmpfs -o size=400k tmpfs {disk} && {run}; code=$?; "
+        f"cp -a {disk}/run {saved}; exit $code"
+    )
+    assert done.returncode == 2, done.stderr
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+    there = Run.open(saved)
+    warnings: list[str] = []
+    assert there.checkpoints.newest(warnings.append) is not None
+    assert warnings == []
+    assert not [p for p in (saved / "checkpoints").iterdir() if p.name.startswith(".")]
+    # With room again, the run goes on to its end.
+    process = start("--resume", str(saved), "--checkpoint_minutes", "5")
+    assert process.wait() == 0, process.communicate()[1]
+
+
+def test_a_read_only_output_is_said_before_training(tmp_path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    run = quoted("train", "--output", str(disk / "run"), *flags())
+    done = in_a_namespace(f"mount -t tmpfs -o ro tmpfs {disk} && {run}")
+    assert done.returncode == 2
+    assert "Read-only file system" in done.stderr
+    assert "training" not in done.stderr
+
+
+def test_the_temp_folder_may_be_on_another_file_system(uninterrupted: Run, tmp_path) -> None:
+    elsewhere = tmp_path / "tmp"
+    elsewhere.mkdir()
+    run = quoted("train", "--output", str(tmp_path / "run"), *flags())
+    # One without room for anything: a file that passed through it could not be written.
+    done = in_a_namespace(
+        f"mount -t tmpfs -o size=4k tmpfs {elsewhere} && TMPDIR={elsewhere} {run}"
+    )
+    assert done.returncode == 0, done.stderr
+    assert_same_end(Run.open(tmp_path / "run"), uninterrupted)
+
+
+def test_a_run_needs_no_network(uninterrupted: Run, tmp_path) -> None:
+    if subprocess.run(["unshare", "-rn", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine allows no network namespaces")
+    run = ["unshare", "-rn", *COMMAND, "train", "--output", str(tmp_path / "run"), *flags()]
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert_same_end(Run.open(tmp_path / "run"), uninterrupted)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "manifest", "lost"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
+    damage: str, uninterrupted: Run, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    process = start("--output", str(folder), *flags())
+    while not (folder / "checkpoints" / "task-2.json").exists():
+        time.sleep(0.002)
+    process.kill()
+    process.communicate()
+    names = Run.open(folder).checkpoints.names
+    newest = names[-1]
+    file = folder / "checkpoints" / f"{newest}.safetensors"
+    content = file.read_bytes()
+    if damage == "cut":
+        file.write_bytes(content[: len(content) // 2])
+    elif damage == "flipped":
+        file.write_bytes(content[:-1000] + bytes([content[-1000] ^ 1]) + content[-999:])
+    elif damage == "gone":
+        file.unlink()
+    elif damage == "lost":
+        # The kill may have come after a manifest and before it was noted as the newest.
+        newest = json.loads((folder / "checkpoints" / "newest.json").read_text())["name"]
+        for name in names[names.index(newest) :]:
+            for suffix in (".safetensors", ".json"):
+                (folder / "checkpoints" / f"{name}{suffix}").unlink()
+    else:
+        file.with_suffix(".json").write_text("{")
+    process = start("--resume", str(folder))
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert newest in errors
+    assert "going back to the" in errors
+    assert_same_end(Run.open(folder), uninterrupted)

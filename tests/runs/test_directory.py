@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from cclis.errors import InputError
+from cclis.evaluation.accuracy import Accuracies
+from cclis.runs.directory import Run, summarise
+from cclis.settings import make_config
+from tests.conftest import QUICK
+
+
+def config(**settings):
+    return make_config("cclis", {**QUICK, **settings})
+
+
+def test_the_same_name_twice_makes_two_directories(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, second, third = (Run.create(config(seed=7)) for _ in range(3))
+    assert str(first.path) == "runs/split-digits-cclis-200-seed7"
+    assert len({first.path, second.path, third.path}) == 3
+    assert Run.open(second.path).config == config(seed=7)
+
+
+def test_an_output_with_anything_in_it_is_refused(tmp_path) -> None:
+    (tmp_path / "there").mkdir()
+    Run.create(config(output=str(tmp_path / "there")))
+    with pytest.raises(InputError, match="exists already"):
+        Run.create(config(output=str(tmp_path / "there")))
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match="exists already"):
+        Run.create(config(output=str(tmp_path / "file")))
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot write"):
+        Run.create(config(output=str(tmp_path / "file" / "run")))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_folder_is_named(tmp_path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o500)
+    with pytest.raises(InputError, match="cannot"):
+        Run.create(config(output=str(tmp_path / "locked" / "run")))
+
+
+def test_what_is_no_run_is_refused(tmp_path) -> None:
+    with pytest.raises(InputError, match=r"no config\.yaml"):
+        Run.open(tmp_path)
+    (tmp_path / "config.yaml").write_text("epochs: 3\n")
+    with pytest.raises(InputError, match="not a run's config"):
+        _ = Run.open(tmp_path).config
+    with pytest.raises(InputError, match="did not end"):
+        _ = Run.open(tmp_path).result
+
+
+def test_logs_and_results_are_read_back(tmp_path) -> None:
+    run = Run.create(config(output=str(tmp_path / "run")))
+    run.log({"task": 0, "loss": 1.5})
+    run.log({"task": 1, "loss": 0.5})
+    lines = (run.path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["loss"] for line in lines] == [1.5, 0.5]
+    run.unlog(len(lines[0]) + 1)
+    assert (run.path / "metrics.jsonl").read_text().splitlines() == lines[:1]
+    run.unlog(10**6)
+    assert run.logged == len(lines[0]) + 1
+    result = {"seed": 1, "class_il": {}, "task_il": {}, "seconds": {}}
+    run.save_result(result)
+    assert run.result == result
+    for other in ([], {}, {"seed": 1}):
+        run.save_result(other)
+        with pytest.raises(InputError, match="is not the result of a run"):
+            _ = run.result
+
+
+def test_what_a_run_leaves_that_was_killed_as_it_began_may_be_begun_again(tmp_path) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / ".lock").touch()
+    run = Run.create(config(output=str(tmp_path / "run")))
+    assert run.config.output == str(tmp_path / "run")
+    (run.path / ".result.json.abc").write_text("half")
+    (run.path / ".mine").write_text("mine")
+    run.clean()
+    assert {path.name for path in run.path.iterdir()} == {
+        *(".lock", ".mine", "checkpoints", "config.yaml"),
+    }
+
+
+def test_a_lock_that_cannot_be_taken_is_a_sentence(tmp_path) -> None:
+    run = Run.create(config(output=str(tmp_path / "run")))
+    (run.path / ".lock").unlink()
+    (run.path / ".lock").mkdir()
+    with pytest.raises(InputError, match=r"cannot write .*\.lock"), run.alone():
+        pass
+
+
+def test_a_summary_is_a_lower_triangle_with_its_averages() -> None:
+    rows = [
+        {"linear": Accuracies([90.0], [95.0])},
+        {"linear": Accuracies([70.0, 80.0], [93.0, 85.0])},
+    ]
+    found = summarise(rows)
+    assert found["class_il"]["linear"] == {
+        "matrix": [[90.0, None], [70.0, 80.0]],
+        "accuracy": 75.0,
+        "forgetting": 20.0,
+        "backward_transfer": -20.0,
+    }
+    assert found["task_il"]["linear"]["accuracy"] == 89.0
