@@ -22,8 +22,8 @@ from summary import write_summary
 from cclis.data.images import ImageSet
 from cclis.engine.devices import device_name
 from cclis.engine.trainer import Trainer
+from cclis.methods import make_config
 from cclis.runs.checkpoints import Checkpoints
-from cclis.settings import make_config
 
 REPEATS = 10
 

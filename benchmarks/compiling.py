@@ -24,8 +24,8 @@ from summary import write_summary
 
 from cclis.engine.devices import device_name
 from cclis.engine.trainer import Trainer
-from cclis.methods import METHODS
 from cclis.nn import compiling
+from tests.conftest import METHODS
 
 WAYS: dict[str, dict[str, Any]] = {
     "shared launches": {},

@@ -45,9 +45,10 @@ from cclis.engine.randomness import seeded
 from cclis.engine.trainer import Trainer
 from cclis.evaluation.accuracy import evaluate
 from cclis.functional.metrics import SCENARIOS
+from cclis.methods import make_config
 from cclis.nn.compiling import allow_shapes
 from cclis.nn.network import feature_dimension, make_encoder
-from cclis.settings import Config, make_config, recipe_settings
+from cclis.settings import Config, recipe_settings
 
 METHODS = ("er", "der", "derpp", "icarl", "gem", "gss", "gss normalised")
 STOOD_IN_FOR = (

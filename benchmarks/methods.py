@@ -27,8 +27,9 @@ from summary import write_summary
 from cclis.data.images import ImageSet
 from cclis.engine.devices import device_name
 from cclis.engine.trainer import Trainer
-from cclis.methods import METHODS
-from cclis.settings import Config, keeps_samples, make_config, recipe_settings
+from cclis.methods import keeps_samples, make_config
+from cclis.settings import Config, recipe_settings
+from tests.conftest import METHODS
 
 TASK = 10_000
 """Images of a task of Seq-CIFAR-10."""

@@ -29,7 +29,7 @@ from summary import write_summary
 
 from cclis.engine.devices import device_name
 from cclis.engine.trainer import Trainer
-from cclis.methods import METHODS
+from tests.conftest import METHODS
 
 CONTROL = "nvidia-cuda-mps-control"
 

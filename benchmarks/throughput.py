@@ -31,11 +31,10 @@ from cclis.data.augment import augment, draw_chances
 from cclis.data.images import ImageSet
 from cclis.engine.devices import device_name, peak_memory
 from cclis.engine.trainer import Trainer
-from cclis.methods import Batch
+from cclis.methods import Batch, make_config
 from cclis.nn.compiling import compiled, seconds_compiling
 from cclis.nn.network import PrototypeNetwork
 from cclis.nn.resnet import resnet18
-from cclis.settings import make_config
 
 FLOPS_PER_IMAGE = {32: 0.5567e9, 64: 4 * 0.5567e9}
 """Multiply-adds of one forward pass of ResNet-18, by image side."""

@@ -22,14 +22,17 @@ from torch import Tensor
 from cclis.data.images import ImageSet
 from cclis.engine.trainer import Trainer
 from cclis.files import pack_tensors, unpack_tensors
+from cclis.methods.registry import OURS, get
 from cclis.progress import Progress
-from cclis.settings import CONFIGS
 from tests.pretended_card import pretended_card
 
 # Two test processes share two cores; more threads would wait for each other.
 torch.set_num_threads(1)
 
 IMAGES = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+
+METHODS = {name: get(name) for name in OURS}
+CONFIGS = {name: method.settings for name, method in METHODS.items()}
 
 QUICK: dict[str, Any] = {
     "device": "cpu",

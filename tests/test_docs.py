@@ -17,13 +17,13 @@ from cclis import ContinualLearner, load_benchmark
 from cclis.cli import main
 from cclis.engine.trainer import Trainer
 from cclis.experiment.loop import train
-from cclis.methods import METHODS
+from cclis.methods import make_config
 from cclis.runs.directory import Run
-from cclis.settings import CONFIGS, TuneOptions, make_config
+from cclis.settings import TuneOptions
 from cclis.settings import config as config_module
 from cclis.study.run import STUDIES
 from cclis.tune.space import space_of
-from tests.conftest import QUICK, on_a_card, state_after
+from tests.conftest import CONFIGS, METHODS, QUICK, on_a_card, state_after
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")

@@ -25,10 +25,9 @@ from cclis.engine.trainer import Trainer
 from cclis.errors import InputError
 from cclis.experiment.interruption import Interrupted
 from cclis.experiment.loop import Journey, resume, train
-from cclis.methods import METHODS
+from cclis.methods import keeps_samples, make_config
 from cclis.runs.directory import Run
-from cclis.settings import keeps_samples, make_config
-from tests.conftest import quick
+from tests.conftest import METHODS, quick
 
 pytestmark = pytest.mark.usefixtures("card")
 GPU = torch.cuda.is_available()

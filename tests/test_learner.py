@@ -12,8 +12,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from cclis import ContinualLearner, InputError, load_benchmark
-from cclis.methods import METHODS
-from tests.conftest import QUICK, quick
+from tests.conftest import METHODS, QUICK, quick
 
 LEARNING = {**QUICK, "epochs": 12, "width": 32, "temperature": 0.1, "probe_epochs": 10}
 

@@ -8,8 +8,8 @@ from rich.console import Console
 
 from cclis import progress as module
 from cclis.experiment.loop import train
+from cclis.methods import make_config
 from cclis.progress import QUIET, Progress
-from cclis.settings import make_config
 from tests.conftest import QUICK as SMALL
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"

@@ -22,6 +22,15 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     return InputError(f"unknown {kind} '{name}'.{hint} Known: {', '.join(known)}.")
 
 
+def did_you_mean(name: str, known: Iterable[str], *, prefix: str = "") -> str:
+    """The three nearest names to one that does not exist, as a question; empty if none is near."""
+    nearest = difflib.get_close_matches(name, sorted(known), cutoff=0.5)
+    if not nearest:
+        return ""
+    *others, last = (f"{prefix}{near}" for near in nearest)
+    return f" Did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
+
+
 @contextmanager
 def as_input_errors(what: str) -> Iterator[None]:
     """What a file of another making lacks, said as bad input."""

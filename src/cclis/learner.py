@@ -17,17 +17,15 @@ from cclis.engine.trainer import Trainer
 from cclis.errors import InputError, as_input_errors, unknown
 from cclis.evaluation.heads import Head, View, fit, heads_for
 from cclis.files import read_tensors, write_tensors
-from cclis.methods import METHODS
+from cclis.methods import make_config, recorded
 from cclis.nn.network import Representation
 from cclis.progress import QUIET, Progress
 from cclis.runs.checkpoints import FORMAT
-from cclis.settings import StreamOptions, make_config, names_of
+from cclis.settings import Config, names_of
 
 COSINE_TEMPERATURE = 0.1
 """Cosines are divided by this before they become probabilities."""
-OF_A_RUN = names_of(StreamOptions) | {
-    *("output", "start_from", "checkpoint_minutes", "tensorboard"),
-}
+OF_A_RUN = names_of(Config, run_only=True)
 """Settings that say what a run learns and where it is kept; a learner is told by `learn`."""
 ROOM = 16
 """Classes a new learner has room for; it is doubled as they come. Not many more than there are: DER
@@ -73,7 +71,7 @@ class ContinualLearner:
         if memory is not None:
             settings["memory"] = memory
         self.config = make_config(method, settings)
-        heads = heads_for(METHODS[method].heads, self.config)
+        heads = heads_for(recorded(method).heads, self.config)
         self._head_name = head or heads[-1]
         if self._head_name not in heads:
             raise unknown(f"head of {method}", self._head_name, heads)
@@ -111,7 +109,7 @@ class ContinualLearner:
             raise InputError(
                 f"class {known!r} was learned before; a task brings new classes, unless again=True"
             )
-        if self._classes and METHODS[self.config.method].joint:
+        if self._classes and recorded(self.config.method).joint:
             raise InputError(
                 f"{self.config.method} learns all tasks at once: give their samples to one learn()"
             )

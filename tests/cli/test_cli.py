@@ -14,8 +14,7 @@ from PIL import Image
 
 import cclis
 from cclis.cli import main
-from cclis.settings import CONFIGS
-from tests.conftest import QUICK, quick
+from tests.conftest import CONFIGS, QUICK, quick
 
 FLAGS = [f"--{name}={value}" for name, value in QUICK.items()]
 FINETUNE_FLAGS = [f"--{name}={value}" for name, value in quick("finetune").items()]
@@ -41,18 +40,17 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        ([], "train,evaluate,"),
-        (["trian"], "invalid choice: 'trian'"),
+        (["trian"], "unknown command 'trian'. Did you mean 'train'?"),
         (["train", "--benchmark", "seq-cifar11"], "Did you mean 'seq-cifar10'?"),
-        (["train", "--benchmrk", "x"], "Did you mean benchmark?"),
-        (["report"], "argument is required: runs"),
-        (["study", "lambda", "--dry-run"], "Did you mean --dry_run?"),
-        (["train", "--learning-rate", "1"], "Did you mean --learning_rate?"),
+        (["train", "--benchmrk", "x"], "Did you mean --benchmark"),
+        (["report"], "arguments are required: runs"),
+        (["study", "lambda", "--dry-rnu"], "Did you mean --dry_run?"),
+        (["train", "--learning-rat", "1"], "Did you mean --learning_rate, --"),
         (["study", "lambda", "--epochs", "3"], "a setting of train and tune"),
         (["train", "--method", "er", "--probe_epochs", "5"], "a setting of cclis, co2l and"),
         (["train", "--method", "gem", "--replay_share", "0.5"], "a setting of cclis, co2l and"),
         (["train", "--method", "icarl", "--embedding", "9"], "a setting of cclis and co2l alone"),
-        (["train", "--epoch", "3"], "unrecognized arguments: --epoch 3. Did you mean epochs?"),
+        (["train", "--epoch", "3"], "unrecognized arguments: --epoch 3. Did you mean --epochs, --"),
         (["train", "--bench", "npz"], "unrecognized arguments: --bench npz"),
         (["data", "--thor"], "unrecognized arguments: --thor"),
         (["train", "--memory", "-1"], "memory must be 0 or more, not -1"),
@@ -89,9 +87,13 @@ def test_bad_input_gets_a_sentence(arguments, part, capsys, monkeypatch) -> None
 
 def test_bad_config_files_get_a_sentence(capsys) -> None:
     Path("typo.yaml").write_text("epohcs: 3\n")
-    assert "Did you mean epochs?" in refused(capsys, "train", "--config", "typo.yaml")
+    assert "typo.yaml, line 1: cclis has no setting 'epohcs'. Did you mean epochs" in refused(
+        capsys, "train", "--config", "typo.yaml"
+    )
     Path("type.yaml").write_text("memory: [1]\n")
-    assert "--memory: Expected int" in refused(capsys, "train", "--config", "type.yaml")
+    assert "type.yaml, line 1: memory must be int" in refused(
+        capsys, "train", "--config", "type.yaml"
+    )
     Path("list.yaml").write_text("- 3\n")
     assert "'name: value'" in refused(capsys, "train", "--config", "list.yaml")
     Path("bytes.yaml").write_bytes(b"\xff\xfe\x00")
@@ -201,9 +203,9 @@ def test_finetune_takes_its_own_settings(capsys) -> None:
     assert json.loads(Path("run/result.json").read_text())["memory"] == 0
     Path("own.yaml").write_text("temperature: 3\n")
     error = refused(capsys, "train", "--method", "finetune", "--config", "own.yaml")
-    assert "does not accept option 'temperature'" in error
+    assert "own.yaml, line 1: temperature is a setting of cclis and co2l alone" in error
     error = refused(capsys, "train", "--method=finetune", "--temperature=1")
-    assert "--temperature=1, a setting of cclis and co2l alone" in error
+    assert "--temperature=1. It is a setting of cclis and co2l alone." in error
 
 
 def print_config(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
@@ -266,7 +268,7 @@ def test_benchmarks_and_data_list_what_there_is(capsys, real_cifar: Path) -> Non
     shown = capsys.readouterr().out
     for name in ("split-digits", "seq-cifar10", "seq-cifar100", "seq-tinyimagenet", "finetune"):
         assert name in shown
-    assert f"methods: {', '.join(CONFIGS)}" in " ".join(shown.split())
+    assert all(f" {method} " in shown for method in CONFIGS)
     assert main(["data", "--data", str(real_cifar)]) == 0
     shown = capsys.readouterr().out
     assert shown.count("present") == 3
@@ -309,7 +311,7 @@ def test_resume_goes_on_shows_the_result_and_takes_no_other_settings(capsys) -> 
         assert main(["report", name]) == 0
         assert Path("run/report.html").read_bytes() == page
     assert main(["train", "--resume", "run", "--seed", "4"]) == 2
-    assert "a run goes on with its own settings: seed 0 → 4" in capsys.readouterr().err
+    assert "cannot resume: the run used seed 0, not 4" in capsys.readouterr().err
     assert main(["train", "--resume", "nowhere"]) == 2
     assert "nowhere is not a run directory" in capsys.readouterr().err
 

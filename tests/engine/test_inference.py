@@ -8,7 +8,7 @@ import torch
 from cclis import load_benchmark
 from cclis.engine.inference import Inference
 from cclis.engine.trainer import Trainer
-from cclis.settings import make_config
+from cclis.methods import make_config
 from tests.conftest import QUICK
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from cclis.engine.optimizer import Optimizer
+from cclis.methods import make_config
 from cclis.methods.base import ParameterGroup
-from cclis.settings import make_config
 
 
 def network(layout: torch.memory_format) -> nn.Sequential:

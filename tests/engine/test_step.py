@@ -19,11 +19,10 @@ from cclis.data.augment import augment, draw_chances
 from cclis.data.images import ImageSet
 from cclis.engine.recording import WARMUP
 from cclis.engine.trainer import Trainer
-from cclis.methods import METHODS
+from cclis.methods import keeps_samples, make_config
 from cclis.nn.network import _encode
 from cclis.nn.parts import PartwiseNorm
-from cclis.settings import keeps_samples, make_config
-from tests.conftest import QUICK, state_after
+from tests.conftest import METHODS, QUICK, state_after
 from tests.pretended_card import WAITS
 
 GPU = torch.cuda.is_available()
@@ -280,11 +279,11 @@ def test_bf16_learns_what_fp32_does() -> None:
 @needs_gpu
 def test_digits_are_learned_as_well_on_a_gpu_in_either_precision(tmp_path: Any) -> None:
     from cclis.experiment.loop import train
-    from cclis.settings import read_yaml, recipe_path
+    from cclis.settings import recipe_settings
 
     best = {}
     for precision in ("fp32", "bf16"):
-        settings = read_yaml(recipe_path("split-digits/cclis-100"))
+        settings = recipe_settings("split-digits/cclis-100")
         settings |= {"output": str(tmp_path / precision), "device": "cuda", "precision": precision}
         result = train(make_config(settings.pop("method"), settings)).result
         best[precision] = max(head["accuracy"] for head in result["class_il"].values())

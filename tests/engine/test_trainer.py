@@ -20,7 +20,7 @@ from cclis.engine.step import Step
 from cclis.engine.trainer import Position, Trainer
 from cclis.errors import InputError
 from cclis.files import read_tensors, write_tensors
-from cclis.settings import make_config
+from cclis.methods import make_config
 from tests.conftest import QUICK, quick
 
 SHAPE = (8, 8, 1)
@@ -390,7 +390,7 @@ def test_the_first_task_can_be_tried_again_after_it_diverged() -> None:
 def test_few_channels_on_many_pixels_do_not_crash_the_cpus_convolutions() -> None:
     code = """
 import torch
-from cclis.settings import make_config
+from cclis.methods import make_config
 from cclis.data.images import ImageSet
 from cclis.engine.devices import out_of_memory
 from cclis.engine.trainer import Position, Trainer

@@ -7,7 +7,7 @@ from cclis import load_benchmark
 from cclis.engine.trainer import Trainer
 from cclis.evaluation.accuracy import evaluate
 from cclis.evaluation.analysis import analyse, confusion, evenly
-from cclis.settings import make_config
+from cclis.methods import make_config
 from tests.conftest import quick
 
 

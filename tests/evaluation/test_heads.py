@@ -28,10 +28,10 @@ from cclis.evaluation.heads import (
     fit_prototype,
     heads_for,
 )
-from cclis.methods import METHODS
 from cclis.nn.conv import ConvEncoder
 from cclis.nn.network import ClassifierNetwork, Network, PrototypeNetwork, Representation
 from cclis.settings import AugmentationOptions, Config, EvaluationOptions
+from tests.conftest import METHODS
 
 AS_THEY_ARE = AugmentationOptions(crop="none", flip=0, jitter=0, grayscale=0)
 OPTIONS = EvaluationOptions(mean_passes=3)

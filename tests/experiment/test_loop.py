@@ -17,9 +17,10 @@ from cclis.cli import main
 from cclis.errors import InputError
 from cclis.experiment import loop as experiment
 from cclis.experiment.loop import Journey, reevaluate, resume, train
+from cclis.methods import make_config
 from cclis.progress import Progress
 from cclis.runs.directory import Run
-from cclis.settings import make_config, read_yaml, recipe_path
+from cclis.settings import read_yaml, recipe_settings
 from tests.conftest import Bars
 from tests.conftest import quick as known
 
@@ -38,7 +39,7 @@ def numbers(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_cclis_learns_digits_without_forgetting(tmp_path) -> None:
-    settings = read_yaml(recipe_path("split-digits/cclis-100"))
+    settings = recipe_settings("split-digits/cclis-100")
     config = make_config(settings.pop("method"), {**settings, "output": str(tmp_path / "run")})
     result = train(config).result
     assert result["memory"] == 100
@@ -58,7 +59,7 @@ def test_every_baseline_learns_digits_better_than_fine_tuning(
     method: str, least: float, tmp_path: Path
 ) -> None:
     memory = 0 if method == "joint" else 100
-    settings = read_yaml(recipe_path(f"split-digits/{method}-{memory}"))
+    settings = recipe_settings(f"split-digits/{method}-{memory}")
     if method == "gcr":
         # By five epochs it got too little right to choose from: another CPU's rounding decides.
         settings["epochs"] = 15

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from cclis.functional.losses import prd, sample_nce
 from cclis.methods import CCLIS, Batch, Visible
+from cclis.methods.cclis import CCLISConfig
 from cclis.nn.network import PrototypeNetwork, Representation
-from cclis.settings import CCLISConfig
 
 
 def make(**settings: Any) -> CCLIS:

@@ -7,8 +7,8 @@ from torch import nn
 from cclis import load_benchmark
 from cclis.engine.trainer import Trainer
 from cclis.functional.losses import ird, supcon
-from cclis.methods import Batch, Co2L, Visible
-from cclis.settings import Co2LConfig, make_config
+from cclis.methods import Batch, Co2L, Visible, make_config
+from cclis.methods.co2l import Co2LConfig
 from tests.conftest import quick
 
 

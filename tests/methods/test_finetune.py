@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from cclis.methods import Batch, Finetune, Joint, Visible
-from cclis.settings import FinetuneConfig, JointConfig
+from cclis.methods.finetune import FinetuneConfig
+from cclis.methods.joint import JointConfig
 
 
 def test_cross_entropy_over_the_seen_classes_and_nothing_kept() -> None:

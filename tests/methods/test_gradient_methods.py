@@ -15,10 +15,9 @@ from cclis.engine.trainer import Trainer
 from cclis.functional.coreset import weighted_coreset
 from cclis.functional.gradients import gem_strengths, gss_slots, inner_products
 from cclis.memory import Memory
-from cclis.methods import METHODS, Batch, Visible
+from cclis.methods import Batch, Visible, make_config
 from cclis.nn.network import Representation
-from cclis.settings import CONFIGS, make_config
-from tests.conftest import quick
+from tests.conftest import CONFIGS, METHODS, quick
 
 SHAPE = (8, 8, 1)
 

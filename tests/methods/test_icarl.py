@@ -8,9 +8,9 @@ from torch import nn
 from cclis import load_benchmark
 from cclis.engine.trainer import Trainer
 from cclis.functional.exemplars import herding
-from cclis.methods import Batch, ICaRL, Visible
+from cclis.methods import Batch, ICaRL, Visible, make_config
+from cclis.methods.icarl import ICaRLConfig
 from cclis.nn.network import Representation
-from cclis.settings import ICaRLConfig, make_config
 from tests.conftest import quick
 
 

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from cclis import load_benchmark
 from cclis.engine.trainer import Trainer
-from cclis.methods import METHODS, Batch, Kept, Visible
+from cclis.methods import Batch, Kept, Visible, keeps_samples, make_config
 from cclis.methods.base import random_choice
-from cclis.settings import CONFIGS, keeps_samples, make_config
-from tests.conftest import quick, state_after
+from tests.conftest import CONFIGS, METHODS, quick, state_after
 
 SHAPE = (8, 8, 1)
 

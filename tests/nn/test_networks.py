@@ -10,7 +10,7 @@ from torch import nn
 
 from cclis.engine.trainer import Trainer
 from cclis.errors import InputError
-from cclis.methods import METHODS
+from cclis.methods import make_config
 from cclis.nn.conv import ConvEncoder
 from cclis.nn.network import (
     ClassifierNetwork,
@@ -20,7 +20,8 @@ from cclis.nn.network import (
     make_encoder,
 )
 from cclis.nn.resnet import RESNETS, ResNet
-from cclis.settings import NetworkOptions, make_config
+from cclis.settings import NetworkOptions
+from tests.conftest import METHODS
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from cclis.errors import InputError
-from cclis.methods import METHODS, Batch
+from cclis.methods import Batch, make_config
 from cclis.nn.conv import ConvEncoder
 from cclis.nn.network import IDLE_DEVICES, ClassifierNetwork
 from cclis.nn.parts import PartwiseNorm
 from cclis.nn.resnet import RESNETS
-from cclis.settings import make_config
+from tests.conftest import METHODS
 
 PARTS = 3
 

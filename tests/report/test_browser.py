@@ -14,11 +14,11 @@ import pytest
 
 from cclis.cli import main
 from cclis.experiment.loop import train
+from cclis.methods import make_config
 from cclis.report.drawing import picture
 from cclis.report.page import render
 from cclis.report.study import Row, study_figure, study_page
 from cclis.runs.directory import Run
-from cclis.settings import make_config
 from cclis.study.catalogue import ACCURACY
 from tests.conftest import QUICK
 

@@ -20,10 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cclis.errors import InputError
+from cclis.methods import make_config
 from cclis.runs import checkpoints
 from cclis.runs.checkpoints import FORMAT, Checkpoints
 from cclis.runs.directory import Run
-from cclis.settings import make_config
 from tests.conftest import QUICK, fuzz
 
 STATE = ({"x": torch.arange(5), "y": torch.ones(2, 3)}, {"about": "it"})

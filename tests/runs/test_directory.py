@@ -7,8 +7,8 @@ import pytest
 
 from cclis.errors import InputError
 from cclis.evaluation.accuracy import Accuracies
+from cclis.methods import make_config
 from cclis.runs.directory import Run, summarise
-from cclis.settings import make_config
 from tests.conftest import QUICK
 
 

@@ -13,8 +13,8 @@ from cclis.cli import main
 from cclis.errors import InputError
 from cclis.experiment import loop as experiment
 from cclis.experiment.loop import resume, train
+from cclis.methods import make_config
 from cclis.runs.directory import Run
-from cclis.settings import make_config
 from tests.conftest import QUICK
 
 SMALL = {**QUICK, "tasks": [2, 2], "limit": 20, "memory": 8}

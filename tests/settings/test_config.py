@@ -6,21 +6,19 @@ import pytest
 
 from cclis.data.benchmarks import BENCHMARKS
 from cclis.errors import InputError
+from cclis.methods import get, keeps_samples, make_config
+from cclis.methods.finetune import FinetuneConfig
 from cclis.settings import (
-    CONFIGS,
-    CCLISConfig,
     ClassifierConfig,
     Config,
-    FinetuneConfig,
-    config_class,
-    keeps_samples,
-    make_config,
+    info_of,
+    names_of,
     read_yaml,
     recipe_for,
-    recipe_path,
-    recipes,
+    recipe_names,
+    recipe_settings,
 )
-from tests.conftest import QUICK
+from tests.conftest import CONFIGS, QUICK
 
 PAPER = {
     "batch_size": 512,
@@ -49,7 +47,7 @@ PAPER = {
 def test_recipes_hold_the_papers_settings(
     benchmark: str, epochs: int, scale: float, blur: float, memory: int
 ) -> None:
-    settings = read_yaml(recipe_path(f"{benchmark}/cclis-{memory}"))
+    settings = recipe_settings(f"{benchmark}/cclis-{memory}")
     config = make_config(settings.pop("method"), settings)
     assert (config.benchmark, config.memory, config.epochs) == (benchmark, memory, epochs)
     assert (config.crop_scale, config.blur) == (scale, blur)
@@ -57,9 +55,9 @@ def test_recipes_hold_the_papers_settings(
 
 
 def test_every_recipe_is_a_config() -> None:
-    assert len(recipes()) >= 7
-    for name in recipes():
-        settings = read_yaml(recipe_path(name))
+    assert len(recipe_names()) >= 7
+    for name in recipe_names():
+        settings = recipe_settings(name)
         config = make_config(settings.pop("method"), settings)
         assert name == f"{config.benchmark}/{config.method}-{config.memory}"
 
@@ -71,7 +69,7 @@ def test_there_is_a_recipe_for_every_row_of_the_paper() -> None:
     for benchmark in ("seq-cifar10", "seq-cifar100", "seq-tinyimagenet"):
         for method in (*COMPARED, "finetune", "joint"):
             for memory in (200, 500) if keeps_samples(method) else (0,):
-                settings = read_yaml(recipe_path(f"{benchmark}/{method}-{memory}"))
+                settings = recipe_settings(f"{benchmark}/{method}-{memory}")
                 config = make_config(settings.pop("method"), settings)
                 assert config.encoder == "resnet18"
                 if isinstance(config, ClassifierConfig):
@@ -79,7 +77,7 @@ def test_there_is_a_recipe_for_every_row_of_the_paper() -> None:
 
 
 def test_recipes_expect_the_classes_that_come() -> None:
-    every = [read_yaml(recipe_path(name)) for name in recipes()]
+    every = [recipe_settings(name) for name in recipe_names()]
     expecting = [settings for settings in every if "expected_classes" in settings]
     assert len(expecting) == 2
     for settings in expecting:
@@ -106,10 +104,10 @@ def test_the_recipe_for_a_row_is_the_nearest_in_memory() -> None:
         ({"temperature": float("inf")}, "temperature must be greater than 0"),
         ({"replay_share": 1.5}, "replay_share must be between 0 and 1"),
         ({"tasks": []}, "tasks must hold"),
-        ({"tasks": [2, 0]}, "tasks must hold"),
+        ({"tasks": [2, 0]}, "tasks must be at least 1"),
         ({"encoder": "resnet81"}, "Did you mean 'resnet18'"),
         ({"precision": "64"}, "unknown precision"),
-        ({"epohcs": 3}, "Did you mean 'epochs'"),
+        ({"epohcs": 3}, "Did you mean epochs"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, object], part: str) -> None:
@@ -119,12 +117,12 @@ def test_bad_settings_are_refused(settings: dict[str, object], part: str) -> Non
 
 def test_an_unknown_method_is_refused() -> None:
     with pytest.raises(InputError, match="Did you mean 'cclis'"):
-        config_class("ccliss")
+        get("ccliss")
 
 
 def test_finetune_has_no_memory() -> None:
     assert FinetuneConfig().memory == 0
-    with pytest.raises(InputError, match="finetune keeps no samples"):
+    with pytest.raises(InputError, match="memory must be 0, not 10: this method keeps no samples"):
         make_config("finetune", {"memory": 10})
 
 
@@ -137,26 +135,18 @@ def test_a_config_is_frozen_and_round_trips() -> None:
 
 
 @pytest.mark.parametrize("kind", CONFIGS.values())
-def test_every_field_is_documented(kind: type[Config]) -> None:
-    import ast
-    import inspect
-
-    documented: set[str] = set()
-    for base in kind.__mro__[:-2]:
-        body = ast.parse(inspect.getsource(base)).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for field, doc in zip(body.body, body.body[1:], strict=False):
-            if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr):
-                documented.add(ast.unparse(field.target))
-    assert {f.name for f in dataclasses.fields(kind)} <= documented
+def test_every_setting_is_documented(kind: type[Config]) -> None:
+    for name in names_of(kind):
+        doc = info_of(kind, name).doc
+        assert len(doc) > 5, name
+        assert doc[0] in doc[0].upper() + "0κτλαβγ", name
 
 
-def test_methods_and_configs_agree() -> None:
-    from cclis.methods import METHODS
-
-    assert METHODS.keys() == CONFIGS.keys()
-    assert all(kind(method=name).method == name for name, kind in CONFIGS.items())
-    assert CONFIGS["cclis"] is CCLISConfig
+def test_every_method_has_settings_of_its_own_name() -> None:
+    for name, kind in CONFIGS.items():
+        config = make_config(name, {})
+        assert type(config) is kind
+        assert config.method == name
 
 
 def test_a_setting_of_another_method_says_whose_it_is() -> None:
@@ -164,7 +154,7 @@ def test_a_setting_of_another_method_says_whose_it_is() -> None:
         make_config("er", {"memory_strength": 1.0})
     with pytest.raises(InputError, match="a setting of er, der, derpp, gcr and gss alone, not of"):
         make_config("gem", {"replay_batch_size": 3})
-    with pytest.raises(InputError, match=r"unknown setting of er 'memroy'. Did you mean 'memory'"):
+    with pytest.raises(InputError, match=r"er has no setting 'memroy'. Did you mean memory"):
         make_config("er", {"memroy": 1})
 
 
@@ -194,7 +184,7 @@ def test_settings_that_lie_deep_in_one_another_are_refused(tmp_path) -> None:
     # Not closed: refused for its depth, before the end is seen.
     for content in ("[" * 100, "{a: " * 100, "[" * 20_000):
         path.write_text(f"a: {content}")
-        with pytest.raises(InputError, match=r"deep\.yaml: settings do not lie so deep"):
+        with pytest.raises(InputError, match=r"deep\.yaml: more than 100 levels"):
             read_yaml(path)
 
 
@@ -253,7 +243,7 @@ def test_a_whole_number_is_a_fine_learning_rate() -> None:
     assert make_config("cclis", {"learning_rate": 1}).learning_rate == 1
 
 
-@pytest.mark.parametrize("settings", [{"seed": 10**400}, {"threads": 10**9}, {"epochs": 2**70}])
+@pytest.mark.parametrize("settings", [{"seed": 10**400}, {"batch_size": 2**64}, {"epochs": 2**70}])
 def test_numbers_beyond_all_use_are_refused(settings: dict[str, object]) -> None:
     with pytest.raises(InputError, match="must be at most"):
         make_config("cclis", settings)

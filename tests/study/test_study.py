@@ -19,13 +19,13 @@ import pytest
 from PIL import Image
 
 from cclis.cli import main
-from cclis.methods import METHODS
 from cclis.progress import QUIET, Progress
 from cclis.report.study import Row, study_table
 from cclis.runs.checkpoints import Checkpoints
 from cclis.runs.directory import Run
 from cclis.study.run import SCALES, STUDIES, Planned, plan, rows_of
 from cclis.study.running import run_all
+from tests.conftest import METHODS
 
 FLAGS = ("--scale", "smoke", "--device", "cpu", "--jobs", "2")
 

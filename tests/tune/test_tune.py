@@ -24,12 +24,13 @@ from cclis.data import benchmarks
 from cclis.data.readers import Dataset, Split, read_digits
 from cclis.errors import InputError
 from cclis.experiment.loop import train
+from cclis.methods import make_config
 from cclis.progress import QUIET, Progress
-from cclis.settings import CONFIGS, TuneOptions, make_config, read_yaml
+from cclis.settings import TuneOptions, read_yaml
 from cclis.tune import tuning as module
 from cclis.tune.space import GRIDS, RATES, points, space_of
 from cclis.tune.tuning import Trial, lags, tune
-from tests.conftest import QUICK, Bars
+from tests.conftest import CONFIGS, QUICK, Bars
 
 SMALL = {**QUICK, "epochs": 1, "tasks": [2, 2], "limit": 20, "memory": 8, "threads": 1}
 GRID = {"learning_rate": [0.05, 0.1], "temperature": [0.1, 0.5]}

@@ -23,11 +23,11 @@ from cclis.engine.schedule import Schedule
 from cclis.engine.step import Step
 from cclis.errors import InputError, as_input_errors
 from cclis.memory import Memory
-from cclis.methods import METHODS, Batch, Visible
+from cclis.methods import Batch, Visible, recorded, recorded_config
 from cclis.nn.compiling import compiles
 from cclis.nn.network import Representation, feature_dimension, made, make_encoder
 from cclis.progress import QUIET, Progress
-from cclis.settings import Config, make_config
+from cclis.settings import Config, names_of
 
 Record = dict[str, Any]
 
@@ -94,7 +94,7 @@ class Trainer:
     ):
         self.config, self.image_shape, self._progress = config, image_shape, progress
         self.fabric = make_fabric(config)
-        kind = METHODS[config.method]
+        kind = recorded(config.method)
         with seeded(config.seed, "network"):
             if encoder is None:
                 encoder = make_encoder(config, image_shape, fan_out=kind.fan_out)
@@ -407,11 +407,11 @@ class Trainer:
         """Refuse to go on if a step was not finite; on a GPU this waits for all steps so far."""
         failed, steps = self._step.failed, self._steps
         if failed is not None:
-            words = ("rate", "momentum", "decay", "temperature", "weight", "memory_strength")
+            of_stability = names_of(type(self.config), stability=True)
             scales = [
                 f"{name} {value:g}"
                 for name, value in self.config.to_dict().items()
-                if isinstance(value, float) and name.endswith(words) and "probe" not in name
+                if name in of_stability
             ]
             raise InputError(
                 f"the loss or its gradient was no longer finite in task {len(self.task_sizes) + 1},"
@@ -468,14 +468,14 @@ class Trainer:
         with as_input_errors("not a state that this cclis wrote"):
             settings = dict(description["config"])
             settings["device"] = device or settings["device"]
-            config = make_config(settings.pop("method"), settings)
+            config = recorded_config(settings)
             height, width, channels = description["image_shape"]
             shape, classes = (int(height), int(width), int(channels)), int(description["classes"])
             # A small file may claim a network of any size: compared before it takes memory. What
             # the encoder gives, and one of your own, are not known by then.
             with torch.device("meta"):
                 blank = make_encoder(config, shape) if encoder is None else nn.Identity()
-                kind = METHODS[config.method]
+                kind = recorded(config.method)
                 claimed = kind.make_network(config, blank, shape[2], 1, classes)
             there = under("network.", tensors)
             for name, value in claimed.state_dict().items():

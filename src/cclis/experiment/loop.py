@@ -9,7 +9,7 @@ import platform
 import shlex
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -29,20 +29,15 @@ from cclis.evaluation.accuracy import Accuracies, evaluate
 from cclis.evaluation.analysis import analyse
 from cclis.experiment.interruption import Interrupted, Interruption
 from cclis.files import write_atomically
+from cclis.methods import recorded_config
 from cclis.nn.compiling import seconds_compiling
 from cclis.progress import QUIET, Bar, Progress
 from cclis.report.page import render
 from cclis.runs.checkpoints import State
 from cclis.runs.directory import Run, summarise
 from cclis.runs.tensorboard import Events, require_tensorboard
-from cclis.settings import Config, Options, make_config
+from cclis.settings import Config, Options, names_of, refuse_differences
 
-PLACES = ("output", "data", "start_from")
-"""Settings that say where, not what: a result leaves them out."""
-MAY_CHANGE = frozenset(
-    {"data", "device", "images", "checkpoint_minutes", "map_samples", "tensorboard"}
-)
-"""Settings that may be others when a run goes on."""
 Row = dict[str, Accuracies]
 OnTask = Callable[[int, float], None]
 """Told, after each task, its index and the main head's Class-IL accuracy over the tasks so far."""
@@ -131,7 +126,7 @@ class Journey:
 
     def refuse_other_stream(self, stream: dict[str, Any]) -> None:
         """Raise an InputError that shows the difference, if there is one."""
-        refuse_differences(stream, self._stream, "this checkpoint learned another stream")
+        refuse_differences(stream, self._stream, "the checkpoint is of another stream: it had")
 
     def accuracy(self, index: int) -> float:
         """The main head's Class-IL accuracy after a task, over the tasks so far."""
@@ -201,13 +196,12 @@ def resume(
 
     Args:
         run: The run.
-        config: Its settings; only those of `MAY_CHANGE` may be other than they were.
+        config: Its settings; only those that are resumable may be other than they were.
         progress: Where to show what goes on.
         on_task: Told about every task of a run that had not ended, those learned before included.
     """
-    refuse_differences(
-        run.config.to_dict(), config.to_dict(), "a run goes on with its own settings", MAY_CHANGE
-    )
+    free, used = names_of(type(config), resumable=True), "cannot resume: the run used"
+    refuse_differences(run.config.to_dict(), config.to_dict(), used, free)
     if _has_ended(run, progress):
         with run.alone():
             run.clean()
@@ -221,8 +215,9 @@ def resume(
             with as_input_errors("not a state that this cclis wrote"):
                 settings = dict(state[1]["config"])
                 # Settings that came later have their defaults.
-                before = make_config(str(settings.pop("method")), settings).to_dict()
-            refuse_differences(before, config.to_dict(), "the checkpoint has others", MAY_CHANGE)
+                before = recorded_config(settings).to_dict()
+            used = "cannot resume: the checkpoint was written with"
+            refuse_differences(before, config.to_dict(), used, free)
         benchmark = benchmark_of(config, progress)
         trainer = Trainer(config, benchmark.image_shape, benchmark.classes, progress=progress)
         if state is not None:
@@ -282,6 +277,7 @@ def _learn_all(journey: Journey, benchmark: Benchmark, progress: Progress, on_ta
     images = seconds.pop("images")
     if seconds["compile"]:
         progress.say(f"{seconds['compile']:.1f} s of {seconds['total']:.1f} s went into compiling")
+    places = names_of(type(config), kind="place")
     result = {
         "benchmark": config.benchmark,
         "method": config.method,
@@ -296,7 +292,7 @@ def _learn_all(journey: Journey, benchmark: Benchmark, progress: Progress, on_ta
         "device": device_name(device),
         "versions": versions(),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "config": {k: v for k, v in config.to_dict().items() if k not in PLACES},
+        "config": {k: v for k, v in config.to_dict().items() if k not in places},
     }
     run.save_result(result)
     write_report(run)
@@ -415,11 +411,13 @@ def _first_task_of_another(config: Config) -> State | None:
     if config.start_from is None:
         return None
     other = Run.open(config.start_from)
+    kind = type(config)
+    free = names_of(kind, resumable=True) | names_of(kind, kind="place")
     refuse_differences(
         other.config.to_dict(),
         config.to_dict(),
-        f"the first task of {other.path} was learned with other settings",
-        MAY_CHANGE | set(PLACES) | config.after_first_task(),
+        f"cannot take over the first task of {other.path}: it was learned with",
+        free | config.after_first_task(),
     )
     return other.checkpoints.load("task-0")
 
@@ -441,19 +439,6 @@ def _begun(
             tensors = {k: v for k, v in tensors.items() if not k.startswith("memory.")}
         trainer.restore(tensors, {**description, "task_sizes": [], "position": position})
     return journey
-
-
-def refuse_differences(
-    before: dict[str, Any], now: dict[str, Any], why: str, free: Collection[str] = ()
-) -> None:
-    """Raise an InputError that shows which settings are others, if any is that is not free."""
-    found = [
-        f"{name} {before.get(name)!r} → {now.get(name)!r}"
-        for name in {**before, **now}
-        if name not in free and before.get(name) != now.get(name)
-    ]
-    if found:
-        raise InputError(f"{why}: {'; '.join(found)}")
 
 
 def reevaluate(
@@ -481,7 +466,7 @@ def reevaluate(
     first = run.checkpoints.load("task-0")
     with as_input_errors("not a state that this cclis wrote"):
         before = first[1]["journey"]["stream"]
-        refuse_differences(before, stream_of(benchmark), "the run learned another stream")
+        refuse_differences(before, stream_of(benchmark), "the run learned another stream: it had")
     trainer = Trainer.from_state(*first, device=device)
     rows = []
     for task, tests in _stages(benchmark, trainer):

@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -109,6 +109,7 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
     """One way to learn a stream of tasks. It never sees an optimizer, a device or a file.
 
     Attributes:
+        settings: The class of its config; a subclass without settings of its own inherits it.
         heads: Names of the classifiers this method is judged by.
         old: Classes of past tasks: 0..old-1.
         seen: Classes of past tasks and the current one: 0..seen-1.
@@ -130,6 +131,7 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
         per_class: Names of extras that hold one number a class.
     """
 
+    settings: ClassVar[type[Config]] = Config
     heads: tuple[str, ...]
     fan_out: bool = False
     passes: int = 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import reduce
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +15,64 @@ from cclis.functional.sampling import log_scores, normalise, select
 from cclis.methods.base import Batch, Kept, ParameterGroup, Visible
 from cclis.methods.teacher import TeacherMethod
 from cclis.nn.network import PrototypeNetwork
-from cclis.settings import CCLISConfig
+from cclis.settings import Config, EmbeddingOptions, EvaluationOptions, MixOptions, Options, setting
 
+Selection = Literal["proposal", "random"]
 NEVER = -1e4
 """A cosine so low that its softmax is exactly zero; infinity times zero would not be."""
+
+
+@dataclass(frozen=True)
+class CCLISOptions(Options):
+    """The method cclis."""
+
+    temperature: float = setting(
+        0.5, "τ of the contrastive loss and of the proposal.", above=0, stability=True
+    )
+    distill_weight: float = setting(
+        0.6, "λ: weight of the distillation.", minimum=0, first_task=False, stability=True
+    )
+    teacher_temperature: float = setting(
+        0.1, "κ_past of the distillation.", above=0, first_task=False, stability=True
+    )
+    student_temperature: float = setting(
+        0.2, "κ_cur of the distillation.", above=0, first_task=False, stability=True
+    )
+    prototype_learning_rate: float = setting(
+        0.01, "Learning rate of the prototypes.", above=0, stability=True
+    )
+    score_passes: int = setting(
+        5,
+        "Augmented passes over which a sample's score is averaged.",
+        minimum=1,
+        first_task=False,
+    )
+    importance_sampling: bool = setting(
+        True,
+        "Weigh samples that the proposal selected by it (Eq. 10); false weighs all alike.",
+        first_task=False,
+    )
+    selection: Selection = setting(
+        "proposal",
+        "Odds of being kept: the proposal (Eq. 12), or equal, and then none is weighted.",
+        first_task=False,
+    )
+    distillation: bool = setting(
+        True,
+        "Distil the previous model's prototype-instance relations (Eq. 14).",
+        first_task=False,
+    )
+
+
+@dataclass(frozen=True)
+class CCLISConfig(CCLISOptions, EmbeddingOptions, MixOptions, EvaluationOptions, Config):
+    """Settings of `cclis`."""
 
 
 class CCLIS(TeacherMethod[CCLISConfig, PrototypeNetwork]):
     """Importance-sampled replay with prototype-instance relation distillation."""
 
+    settings = CCLISConfig
     heads = ("linear", "discriminant", "means", "prototype")
     fan_out = True
 

@@ -8,12 +8,13 @@ from torch import Tensor, nn
 
 from cclis.methods.base import ConfigT, Method
 from cclis.nn.network import ClassifierNetwork
-from cclis.settings import Config
+from cclis.settings import ClassifierConfig, Config
 
 
 class ClassifierMethod(Method[ConfigT, ClassifierNetwork]):
     """A method whose network ends in a classifier, which it is judged by."""
 
+    settings = ClassifierConfig
     heads: tuple[str, ...] = ("classifier",)
 
     @staticmethod

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
@@ -9,15 +11,37 @@ from cclis.functional.losses import ird, supcon
 from cclis.methods.base import Batch, Kept, Visible, random_choice
 from cclis.methods.teacher import TeacherMethod
 from cclis.nn.network import ProjectionNetwork
-from cclis.settings import Co2LConfig
+from cclis.settings import Config, EmbeddingOptions, EvaluationOptions, MixOptions, Options, setting
 
 BASE_TEMPERATURE = 0.07
 """The authors scale the contrast by τ over this; their learning rates and λ rely on it."""
 
 
+@dataclass(frozen=True)
+class Co2LOptions(Options):
+    """The method co2l."""
+
+    temperature: float = setting(0.5, "τ of the contrastive loss.", above=0, stability=True)
+    distill_weight: float = setting(
+        1.0, "λ: weight of the distillation.", minimum=0, first_task=False, stability=True
+    )
+    teacher_temperature: float = setting(
+        0.01, "κ* of the distillation.", above=0, first_task=False, stability=True
+    )
+    student_temperature: float = setting(
+        0.2, "κ of the distillation.", above=0, first_task=False, stability=True
+    )
+
+
+@dataclass(frozen=True)
+class Co2LConfig(Co2LOptions, EmbeddingOptions, MixOptions, EvaluationOptions, Config):
+    """Settings of `co2l`."""
+
+
 class Co2L(TeacherMethod[Co2LConfig, ProjectionNetwork]):
     """Asymmetric supervised contrast of two views, and instance-wise relation distillation."""
 
+    settings = Co2LConfig
     heads = ("discriminant", "means", "linear")
     fan_out = True
     views = 2

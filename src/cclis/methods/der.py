@@ -2,12 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch.nn.functional as F
 from torch import Tensor
 
 from cclis.methods.base import Batch, ConfigT
 from cclis.methods.classifier import ClassifierMethod, weighted_cross_entropy
-from cclis.settings import DERConfig, DERPPConfig
+from cclis.settings import ClassifierConfig, Options, StreamReplayOptions, setting
+
+
+@dataclass(frozen=True)
+class DEROptions(Options):
+    """The methods der, derpp and gcr."""
+
+    logit_weight: float = setting(
+        0.3, "α: weight of the distance from stored logits.", minimum=0, stability=True
+    )
+
+
+@dataclass(frozen=True)
+class DERConfig(DEROptions, StreamReplayOptions, ClassifierConfig):
+    """Settings of `der`."""
+
+    learning_rate: float = 0.03
+
+
+@dataclass(frozen=True)
+class DERPPOptions(Options):
+    """The methods derpp and gcr."""
+
+    label_weight: float = setting(
+        0.5, "β: weight of the cross-entropy of replayed labels.", minimum=0, stability=True
+    )
+
+
+@dataclass(frozen=True)
+class DERPPConfig(DERPPOptions, DERConfig):
+    """Settings of `derpp`."""
+
+    logit_weight: float = 0.1
 
 
 class DarkReplay(ClassifierMethod[ConfigT]):
@@ -39,6 +73,7 @@ def logit_distance(logits: Tensor, past: Batch) -> Tensor:
 class DER(DarkReplay[DERConfig]):
     """Logits are matched (Eq. 5)."""
 
+    settings = DERConfig
     replays = 1
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
@@ -53,6 +88,7 @@ class DER(DarkReplay[DERConfig]):
 class DERPP(DarkReplay[DERPPConfig]):
     """Logits are matched, and of other replayed samples the labels (Eq. 6)."""
 
+    settings = DERPPConfig
     replays = 2
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:

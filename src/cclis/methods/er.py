@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from cclis.methods.base import Batch
 from cclis.methods.classifier import ClassifierMethod, weighted_cross_entropy
-from cclis.settings import ERConfig
+from cclis.settings import ClassifierConfig, StreamReplayOptions
+
+
+@dataclass(frozen=True)
+class ERConfig(StreamReplayOptions, ClassifierConfig):
+    """Settings of `er`."""
 
 
 class ER(ClassifierMethod[ERConfig]):
     """Cross-entropy on the task's batch joined with one from the memory."""
 
+    settings = ERConfig
     streams = True
     replays = 1
 

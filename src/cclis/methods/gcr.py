@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,9 +12,28 @@ from cclis.functional.coreset import weighted_coreset
 from cclis.functional.sampling import quotas
 from cclis.methods.base import Batch, Kept, Visible
 from cclis.methods.classifier import weighted_mean
-from cclis.methods.der import DarkReplay
+from cclis.methods.der import DarkReplay, DERPPConfig
 from cclis.nn.network import ClassifierNetwork
-from cclis.settings import GCRConfig
+from cclis.settings import Options, setting
+
+
+@dataclass(frozen=True)
+class GCROptions(Options):
+    """The method gcr."""
+
+    candidates: int | None = setting(
+        None,
+        "Samples of a task, at random, that its coreset is chosen from; they are held, and "
+        "replayed, beside the memory until the task ends. The more there are, the more a coreset "
+        "weighs [default: as many as the memory holds].",
+        minimum=1,
+    )
+    weight_ridge: float = setting(0.5, "L2 penalty on the weights of the coreset.", minimum=0)
+
+
+@dataclass(frozen=True)
+class GCRConfig(GCROptions, DERPPConfig):
+    """Settings of `gcr`."""
 
 
 class GCR(DarkReplay[GCRConfig]):
@@ -26,6 +47,7 @@ class GCR(DarkReplay[GCRConfig]):
     supervised contrast of replayed samples, which is optional in that code.
     """
 
+    settings = GCRConfig
     replays = 2
     passes = 1
 

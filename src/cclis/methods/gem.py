@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,12 +11,39 @@ from torch import Tensor
 from cclis.functional.gradients import gem_strengths
 from cclis.methods.base import Batch, Kept, Visible, random_choice
 from cclis.methods.classifier import ClassifierMethod
-from cclis.settings import GEMConfig
+from cclis.settings import ClassifierConfig, Options, setting
+
+
+@dataclass(frozen=True)
+class GEMOptions(Options):
+    """The method gem."""
+
+    memory_strength: float = setting(
+        0.5, "γ: how far a step leans towards every past task.", minimum=0, stability=True
+    )
+    gradient_ridge: float = setting(
+        0.0,
+        "Added to the product of a past task's gradient with itself; 0.001 in the authors' code.",
+        minimum=0,
+    )
+    expected_classes: int | None = setting(
+        None,
+        "For how many classes the memory has room from the start; none fills it with those so far.",
+        minimum=1,
+    )
+
+
+@dataclass(frozen=True)
+class GEMConfig(GEMOptions, ClassifierConfig):
+    """Settings of `gem`."""
+
+    learning_rate: float = 0.03
 
 
 class GEM(ClassifierMethod[GEMConfig]):
     """No step may raise the loss on what is kept of any past task."""
 
+    settings = GEMConfig
     by_task = True
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,15 +13,23 @@ from cclis.memory import Memory
 from cclis.methods.base import Batch
 from cclis.methods.classifier import ClassifierMethod, weighted_cross_entropy
 from cclis.nn.per_sample import gradient_cosines
-from cclis.settings import GSSConfig
+from cclis.settings import ClassifierConfig, StreamReplayOptions
 
 FIRST_SCORE = 0.1
 """Of samples that come before there is anything to compare them with (as in Mammoth)."""
 
 
+@dataclass(frozen=True)
+class GSSConfig(StreamReplayOptions, ClassifierConfig):
+    """Settings of `gss`."""
+
+    learning_rate: float = 0.03
+
+
 class GSS(ClassifierMethod[GSSConfig]):
     """Replay as in ER; the memory takes in samples whose gradients are unlike those it has."""
 
+    settings = GSSConfig
     streams = True
     replays = 2
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,12 +15,20 @@ from cclis.methods.base import Batch, Kept, Visible
 from cclis.methods.classifier import ClassifierMethod
 from cclis.methods.teacher import TeacherMethod
 from cclis.nn.network import ClassifierNetwork
-from cclis.settings import ICaRLConfig
+from cclis.settings import ClassifierConfig, MeansOptions, MixOptions
+
+
+@dataclass(frozen=True)
+class ICaRLConfig(MixOptions, MeansOptions, ClassifierConfig):
+    """Settings of `icarl`."""
+
+    weight_decay: float = 1e-5
 
 
 class ICaRL(TeacherMethod[ICaRLConfig, ClassifierNetwork], ClassifierMethod[ICaRLConfig]):
     """Sigmoid outputs are trained and distilled; exemplars' means classify (Algorithm 1)."""
 
+    settings = ICaRLConfig
     heads = ("means",)
     judged_by_memory = True
     passes = 1

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch.nn.functional as F
 from torch import Tensor
 
 from cclis.methods.base import Batch
 from cclis.methods.classifier import ClassifierMethod
-from cclis.settings import JointConfig
+from cclis.settings import NoMemoryConfig
+
+
+@dataclass(frozen=True)
+class JointConfig(NoMemoryConfig):
+    """Settings of `joint`: all tasks at once."""
 
 
 class Joint(ClassifierMethod[JointConfig]):
     """Cross-entropy on all data."""
 
+    settings = JointConfig
     joint = True
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:

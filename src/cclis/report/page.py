@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from torch import Tensor
 
-from cclis.methods import METHODS
+from cclis.methods.registry import OURS, recorded
 from cclis.report import figures
 from cclis.report.paper import compared_head, paper_row, variation
 from cclis.report.pictures import sheet
@@ -49,8 +49,7 @@ def render(
     # Beside the paper's numbers stand those that are measured as it measures.
     headline = compared_head(result) if paper else main_head(result)
     analysis, memory = _memory(result, analysis or {})
-    kind = METHODS.get(result["method"])
-    at_once = kind is not None and kind.joint
+    at_once = result["method"] in OURS and recorded(result["method"]).joint
     panels = {
         "matrix": figures.accuracy_matrices(result),
         "curves": [] if at_once else figures.accuracy_curves(result),

@@ -21,7 +21,8 @@ from typing import Any
 from cclis.errors import InputError
 from cclis.files import read_json, write_atomically
 from cclis.functional.metrics import SCENARIOS
-from cclis.settings import CONFIGS, make_config, recipe_settings
+from cclis.methods.registry import OURS, make_config
+from cclis.settings import Config, names_of, recipe_for, recipe_settings
 
 Result = Mapping[str, Any]
 Table = list[list[str]]
@@ -35,10 +36,7 @@ SPEEDS = (
 PAPER = "the paper"
 PAPER_HEADS = ("classifier", "linear_paper", "linear")
 """The heads that follow the paper's protocol, the nearer first; others are judged by their own."""
-ANYWHERE = {
-    *("benchmark", "memory", "seed", "map_samples", "tensorboard"),
-    *("device", "threads", "compile", "images", "checkpoint_minutes"),
-}
+ANYWHERE = {name for kind in ("row", "hardware", "record") for name in names_of(Config, kind=kind)}
 """Settings that make no other row."""
 
 
@@ -318,9 +316,10 @@ def _md(text: str) -> str:
 def variation(result: Result) -> str:
     """What a run has other than the recipe for its row, as `name value` parts; "" for nothing."""
     config = result.get("config", {})
-    if result["method"] not in CONFIGS:
+    if result["method"] not in OURS:
         return ""  # one that was added elsewhere
-    settings = recipe_settings(result["benchmark"], result["method"], result["memory"])
+    row = result["benchmark"], result["method"], result["memory"]
+    settings = recipe_settings(recipe_for(*row))
     settings.pop("method", None)
     usual = make_config(result["method"], settings).to_dict()
     return ", ".join(

@@ -31,8 +31,9 @@ from cclis.functional.metrics import (
     average_forgetting,
     backward_transfer,
 )
+from cclis.methods.registry import recorded_config, slug
 from cclis.runs.checkpoints import Checkpoints
-from cclis.settings import Config, make_config, read_yaml
+from cclis.settings import Config, read_yaml
 
 
 class Run:
@@ -97,7 +98,7 @@ class Run:
         """The settings of the run."""
         settings = read_yaml(self.path / "config.yaml")
         try:
-            return make_config(str(settings.pop("method")), settings)
+            return recorded_config(settings)
         except (KeyError, TypeError) as error:
             raise InputError(
                 f"{self.path / 'config.yaml'} is not a run's config: {error}"
@@ -208,7 +209,7 @@ def _summary(rows: Sequence[Sequence[float]]) -> dict[str, Any]:
 
 
 def _name(config: Config) -> str:
-    return f"{config.benchmark}-{config.method}-{config.memory}-seed{config.seed}"
+    return f"{config.benchmark}-{slug(config.method)}-{config.memory}-seed{config.seed}"
 
 
 def _numbered(parent: Path, name: str) -> Path:

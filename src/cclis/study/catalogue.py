@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cclis.settings import CONFIGS, ClassifierConfig, Config
+from cclis.methods import available
+from cclis.settings import ClassifierConfig, Config
 
 Axis = Literal["memory", "distill_weight"]
 CIFAR10, CIFAR100, TINY = "seq-cifar10", "seq-cifar100", "seq-tinyimagenet"
@@ -79,7 +80,7 @@ METHODS = (
 def every_method() -> tuple[Variant, ...]:
     """Those of the paper by its names, then the others."""
     named = {variant.method: variant for variant in (*METHODS, Variant("DER++", "derpp"))}
-    others = {method: Variant(method, method) for method in CONFIGS if method not in named}
+    others = {method: Variant(method, method) for method in available() if method not in named}
     return (*named.values(), *others.values())
 
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from cclis.errors import InputError
+from cclis.methods.registry import keeps_samples, make_config, slug
 from cclis.report.compare import read_runs
 from cclis.report.paper import Result, variation
-from cclis.settings import Config, keeps_samples, make_config, recipe_settings
+from cclis.settings import Config, merge, names_of, recipe_for, recipe_settings
 from cclis.study.catalogue import Scale, Study, Variant
 
 
@@ -51,9 +52,9 @@ class Planned:
     @cached_property
     def first_task(self) -> str:
         """Every setting that matters to the first task."""
-        from cclis.experiment.loop import MAY_CHANGE, PLACES
-
-        free = {*MAY_CHANGE, *PLACES, *self.config.after_first_task()}
+        kind = type(self.config)
+        free = names_of(kind, resumable=True) | names_of(kind, kind="place")
+        free |= self.config.after_first_task()
         settings = {name: v for name, v in self.config.to_dict().items() if name not in free}
         return json.dumps(settings)
 
@@ -95,7 +96,12 @@ def plan(
             continue
         full = _full(variant, benchmark, memory if keeps else 0, stream or {})
         changed = variation({**full.to_dict(), "config": full.to_dict()})
-        words = [benchmark, variant.method, str(full.memory), *changed.replace(",", "").split()]
+        words = [
+            benchmark,
+            slug(variant.method),
+            str(full.memory),
+            *changed.replace(",", "").split(),
+        ]
         if data and of_own_data(benchmark):
             words.insert(1, Path(data).stem)
         for seed in seeds:
@@ -116,7 +122,8 @@ def of_own_data(benchmark: str) -> bool:
 
 def _full(variant: Variant, benchmark: str, memory: int, stream: Mapping[str, Any]) -> Config:
     """The settings of a variant as the paper has it."""
-    settings = recipe_settings(benchmark, variant.method, memory)
-    settings |= {"benchmark": benchmark, "memory": memory, **stream, **variant.settings}
+    recipe = recipe_for(benchmark, variant.method, memory)
+    row = {"benchmark": benchmark, "memory": memory, "recipe": recipe}
+    settings = merge(recipe_settings(recipe), row, stream, variant.settings)
     settings.pop("method", None)
     return make_config(variant.method, settings)

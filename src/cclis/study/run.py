@@ -27,7 +27,7 @@ from cclis.report.study import (
     study_table,
 )
 from cclis.runs.directory import Run
-from cclis.settings import RunOptions
+from cclis.settings import RunOptions, names_of, refuse_differences
 from cclis.study.catalogue import AXES, SCALES, STUDIES, Study
 from cclis.study.plan import Planned, of_own_data, plan
 from cclis.study.running import default_jobs, run_all
@@ -259,14 +259,13 @@ def _refuse_foreign(folder: Path) -> None:
 
 def _refuse_other_settings(run: Planned) -> None:
     """A run that is there must be the one that is asked for."""
-    from cclis.experiment.loop import MAY_CHANGE, PLACES, refuse_differences
-
     before = None
     with suppress(InputError):  # what cannot be read fails as a run, and the others go on
         before = Run.open(run.path).config.to_dict()
     if before is not None:
-        why = f"{run.path} was begun with other settings; choose another --output"
-        free = {*MAY_CHANGE, *PLACES}
+        why = f"choose another --output: {run.path} was begun with"
+        kind = type(run.config)
+        free = names_of(kind, resumable=True) | names_of(kind, kind="place")
         if of_own_data(run.config.benchmark):
             free.remove("data")
         refuse_differences(before, run.config.to_dict(), why, free)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Collection, Iterator
@@ -10,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cclis.errors import InputError, unknown
-from cclis.settings import Config, RunOptions, StreamOptions, TuneOptions, make_config, read_yaml
+from cclis.methods import make_config
+from cclis.settings import Config, RunOptions, StreamOptions, TuneOptions, names_of, read_yaml
 
 if TYPE_CHECKING:
     import optuna
@@ -65,8 +65,7 @@ def space_of(config: Config, options: TuneOptions, fixed: Collection[str]) -> Sp
             raise InputError(f"{name} is tried by {where} and given as a flag; leave one of them")
     if not space:
         raise InputError(f"{where} leaves nothing to try")
-    of_a_run = {f.name for kind in (RunOptions, StreamOptions) for f in dataclasses.fields(kind)}
-    known = config.to_dict().keys() - of_a_run
+    known = names_of(type(config)) - names_of(RunOptions) - names_of(StreamOptions)
     for name, values in space.items():
         if name not in known:
             raise unknown(f"setting in {where}", str(name), known)

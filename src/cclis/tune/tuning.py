@@ -32,18 +32,15 @@ from filelock import FileLock, Timeout
 from cclis.errors import InputError
 from cclis.experiment.interruption import Interrupted, Interruption
 from cclis.experiment.loop import (
-    MAY_CHANGE,
-    PLACES,
     benchmark_of,
-    refuse_differences,
     resume,
     train,
 )
 from cclis.files import write_atomically
-from cclis.methods import METHODS
+from cclis.methods import make_config, recorded
 from cclis.progress import QUIET, Progress
 from cclis.runs.directory import Run
-from cclis.settings import Config, TuneOptions, make_config
+from cclis.settings import Config, TuneOptions, merge, names_of, refuse_differences
 from cclis.tune.space import Space, points, space_of, suggest
 
 try:
@@ -175,11 +172,12 @@ class _Tuning:
             direction="maximize",
             load_if_exists=True,
         )
-        now = {k: v for k, v in self._config.to_dict().items() if k not in PLACES}
+        places = names_of(type(self._config), kind="place")
+        now = {k: v for k, v in self._config.to_dict().items() if k not in places}
         now |= {"seeds": self._options.seeds, "grid": self._space}
         before = study.user_attrs.get("settings", now)
-        why = f"{self._folder} holds the tuning of other settings; choose another --output"
-        refuse_differences(before, now, why, MAY_CHANGE)
+        why = f"choose another --output: {self._folder} holds a tuning with"
+        refuse_differences(before, now, why, names_of(type(self._config), resumable=True))
         study.set_user_attr("settings", before)
         return study
 
@@ -268,7 +266,7 @@ class _Tuning:
                     raise optuna.TrialPruned
 
             folder = self._folder / "runs" / _digest(trial.params) / f"seed{seed}"
-            settings = {**self._config.to_dict(), **trial.params, "output": str(folder)}
+            settings = merge(self._config.to_dict(), trial.params, {"output": str(folder)})
             settings |= {"seed": self._config.seed + seed, "map_samples": 0}
             config = make_config(settings.pop("method"), settings)
             within = self._progress.within()
@@ -297,9 +295,9 @@ class _Tuning:
         """What was given as a recipe or as flags, with the chosen settings, as YAML."""
         best, config = trials[0], self._config.to_dict()
         usual = make_config(self._config.method, {}).to_dict()
-        of_tuning = {*PLACES, "validation", "limit", "threads", "compile"}
-        base = {k: v for k, v in self._recipe.items() if k not in of_tuning}
-        fixed = config.keys() - of_tuning - MAY_CHANGE - {"seed", "epochs", "first_epochs"}
+        tuned = names_of(type(self._config), in_recipe=True)
+        base = {k: v for k, v in self._recipe.items() if k in tuned}
+        fixed = tuned - {"epochs", "first_epochs"}  # those of the trials are shorter
         given = {k: v for k, v in config.items() if k in fixed and (k in base or v != usual[k])}
         named = {k: config[k] for k in ("benchmark", "method", "memory")}
         done = sum(trial.state == "complete" for trial in trials)
@@ -317,7 +315,7 @@ class _Tuning:
 
 def main_head_of(method: str) -> str:
     """The head whose accuracy decides: the method's own, as in every report."""
-    return METHODS[method].heads[-1]
+    return recorded(method).heads[-1]
 
 
 def lags(study: optuna.Study, accuracy: float, step: int) -> bool:

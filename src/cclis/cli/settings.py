@@ -1,0 +1,235 @@
+"""The settings of a run from a recipe, a YAML file and flags, for `train` and `tune`."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from cclis.cli.parser import Parser, normalise, takes
+from cclis.errors import InputError
+from cclis.methods import get, make_config
+from cclis.methods.registry import methods_with, setting_of, unknown_setting
+from cclis.settings import (
+    AugmentationOptions,
+    Config,
+    MeansOptions,
+    NetworkOptions,
+    Options,
+    ProbeOptions,
+    RunOptions,
+    StreamOptions,
+    TrainingOptions,
+    check_value,
+    info_of,
+    merge,
+    names_of,
+    read_yaml_lines,
+    recipe_for,
+    recipe_settings,
+)
+
+FIRST = (StreamOptions, RunOptions, TrainingOptions)
+LAST = (NetworkOptions, AugmentationOptions, ProbeOptions, MeansOptions)
+"""Groups of settings in the order of the help; a method's own stand between them."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What was asked for.
+
+    Attributes:
+        config: All settings.
+        flags: Those that were given as flags.
+        recipe: The settings of the recipe or file that the flags are added to.
+        options: Options that are no settings of the run.
+    """
+
+    config: Config
+    flags: dict[str, Any]
+    recipe: dict[str, Any]
+    options: dict[str, Any]
+
+
+class SettingsParser(Parser):
+    """The parser for the settings of a method."""
+
+    def __init__(self, method: str, defaults: Mapping[str, Any], **settings: Any):
+        super().__init__(usage=f"{settings['prog']} [--SETTING VALUE ...]", **settings)
+        kind = get(method).settings
+        self.add_argument(
+            "--config",
+            metavar="FILE",
+            help="YAML file of settings, or a recipe by name; `cclis benchmarks` lists them.",
+        )
+        self.add_argument(
+            "--print_config", action="store_true", help="Print all settings as YAML, and stop."
+        )
+        for group in _groups(kind):
+            self.add_group(group, defaults)
+
+    def add_group(self, group: type[Options], defaults: Mapping[str, Any]) -> None:
+        """Add the flags of a group of settings."""
+        hints = get_type_hints(group)
+        title = str(group.__doc__).partition("\n")[0].removesuffix(".")
+        shown = self.add_argument_group(title)
+        for name in inspect.get_annotations(group):
+            shown.add_argument(
+                f"--{name}",
+                type=hints[name],
+                default=defaults.get(name, getattr(group, name)),
+                help=info_of(group, name).doc.replace("%", "%%"),
+            )
+
+    def hint(self, flag: str) -> str:
+        """What to say of a flag that does not exist, or that other methods have."""
+        others = methods_with(flag)
+        return f" It is {setting_of(others)}." if others else super().hint(flag)
+
+
+def read(
+    arguments: Sequence[str],
+    command: str,
+    description: str,
+    *,
+    options: type[Options] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Given:
+    """The settings that a command line asks for.
+
+    Args:
+        arguments: What stands behind the command.
+        command: The command.
+        description: What it does.
+        options: Options that the command has beside the settings.
+        overrides: Settings that a recipe or a file does not decide.
+    """
+    asked = look_ahead(arguments)
+    file, lines, path = _file(asked.pop("config", None))
+    of_recipe = recipe_settings(asked["recipe"]) if asked.get("recipe", "none") != "none" else {}
+    sources = merge({"method": RunOptions.method}, of_recipe, file, asked)
+    method = str(sources["method"])
+    kind = get(method).settings
+    if path is not None:
+        file = _of_method(file, lines, path, method)
+    recipe = _recipe(asked, file, method, path)
+    if recipe is not None and recipe_settings(recipe)["method"] != method:
+        raise InputError(f"the recipe {recipe} is for another method than {method}")
+    base = recipe_settings(recipe) | file
+    named = {"method": method, "recipe": recipe}
+    defaults = merge(_defaults(kind), recipe_settings(recipe), file, overrides or {}, named)
+    parser = SettingsParser(method, defaults, prog=f"cclis {command}", description=description)
+    if options is not None:
+        parser.add_group(options, {})
+    flags, others = parse(parser, arguments, kind)
+    settings = merge(recipe_settings(recipe), file, overrides or {}, flags, named)
+    config = make_config(method, {k: v for k, v in settings.items() if k != "method"})
+    if others.pop("print_config"):
+        print_config(config)
+    return Given(config, flags, base, others)
+
+
+def parse(
+    parser: SettingsParser, arguments: Sequence[str], kind: type[Config]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings that are given as flags, and all options that are no settings."""
+    hints = get_type_hints(kind)
+    switches = {name for name, hint in hints.items() if takes(hint, bool)}
+    lists = {name for name, hint in hints.items() if takes(hint, list)}
+    plain = normalise(arguments, switches, lists)
+    # Not by the parser, which has a meaning of its own for this name.
+    printed = "--print_config" in plain
+    values = vars(parser.parse_args([part for part in plain if part != "--print_config"]))
+    typed = {part[2:].partition("=")[0] for part in plain if part.startswith("--")}
+    flags = {name: value for name, value in values.items() if name in typed & hints.keys()}
+    others = {name: v for name, v in values.items() if name not in hints and name != "config"}
+    return flags, others | {"print_config": printed}
+
+
+def print_config(config: Config) -> None:
+    """Print all settings as YAML, for `--config`, and stop."""
+    import yaml
+
+    print(yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True), end="")
+    sys.exit(0)
+
+
+def look_ahead(arguments: Sequence[str]) -> dict[str, Any]:
+    """What decides which recipe applies and which flags there are."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in ("--benchmark", "--method", "--config", "--recipe", "--resume"):
+        parser.add_argument(name)
+    parser.add_argument("--memory", type=int)
+    try:
+        given = vars(parser.parse_known_args(normalise(arguments))[0])
+    except argparse.ArgumentError:
+        return {}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _file(name: str | None) -> tuple[dict[str, Any], dict[str, int], Path | None]:
+    """The settings of a file or of a recipe, and in which lines of a file they stand."""
+    if name is None:
+        return {}, {}, None
+    if Path(name).exists():
+        return *read_yaml_lines(Path(name)), Path(name)
+    if name.endswith((".yaml", ".yml")):
+        raise InputError(f"there is no file {name}")
+    return recipe_settings(name) | {"recipe": name}, {}, Path(name)
+
+
+def _of_method(
+    file: dict[str, Any], lines: Mapping[str, int], path: Path, method: str
+) -> dict[str, Any]:
+    """The settings of a file that a method has.
+
+    Those of another method are dropped, with a line that names them, where a flag names another
+    method than the file; everything else that is unknown is refused.
+    """
+    kind = get(method).settings
+    other = file.get("method", method) != method
+    known = names_of(kind)
+    dropped = [name for name in file if name not in known and other and methods_with(name)]
+    if dropped:
+        said = ", ".join(dropped)
+        print(f"{path}: {method} does not have these settings, dropped: {said}", file=sys.stderr)
+    if other:
+        dropped.append("recipe")
+    settings = {name: value for name, value in file.items() if name not in dropped}
+    for name, value in settings.items():
+        place = f"{path}, line {lines[name]}" if name in lines else str(path)
+        if name not in known:
+            raise InputError(f"{place}: {unknown_setting(str(name), method)}")
+        try:
+            check_value(kind, name, value)
+        except InputError as error:
+            raise InputError(f"{place}: {error}") from None
+    return settings
+
+
+def _recipe(
+    asked: Mapping[str, Any], file: Mapping[str, Any], method: str, path: Path | None
+) -> str | None:
+    """The name of the recipe that the settings start from."""
+    named = asked.get("recipe", file.get("recipe"))
+    if named is not None:
+        return None if named == "none" else str(named)
+    if path is not None:
+        return None
+    benchmark = str(asked.get("benchmark", StreamOptions.benchmark))
+    return recipe_for(benchmark, method, asked.get("memory"))
+
+
+def _defaults(kind: type[Config]) -> dict[str, Any]:
+    return {name: getattr(kind, name) for name in names_of(kind)}
+
+
+def _groups(kind: type[Config]) -> list[type[Options]]:
+    """The groups of settings that a config joins."""
+    joined = [c for c in kind.__mro__ if issubclass(c, Options) and not issubclass(c, Config)]
+    own = [c for c in joined if c not in (*FIRST, *LAST) and inspect.get_annotations(c)]
+    return [*FIRST, *own, *(c for c in LAST if c in joined)]

@@ -1,0 +1,56 @@
+"""`cclis tune`: choose settings on a validation split."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from cclis.cli.parser import console
+from cclis.cli.settings import read
+from cclis.methods.registry import slug
+from cclis.progress import Progress
+from cclis.settings import TuneOptions
+
+SHOWN = 10
+"""Trials in the table."""
+TUNING = {"epochs": 50, "first_epochs": None, "validation": 0.1}
+"""What `cclis tune` has other than `cclis train`: Appendix B of the paper."""
+ABOUT = (
+    "Choose settings on a validation split, averaged over seeds, and write them as a recipe. "
+    "Settings that are not tried are flags, as for train; --epochs are those of the trials. "
+    "Repeat the command to resume; several at once, with one --output, share the work."
+)
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Tune, and show the best trials."""
+    given = read(arguments, "tune", ABOUT, options=TuneOptions, overrides=TUNING)
+    how, config = TuneOptions(**given.options), given.config
+    if config.output is None:
+        folder = f"tuning/{config.benchmark}-{slug(config.method)}-{config.memory}"
+        config = dataclasses.replace(config, output=folder)
+
+    from rich.table import Column, Table
+
+    from cclis.tune.tuning import main_head_of, short, tune
+
+    trials = tune(config, how, recipe=given.recipe, fixed=given.flags, progress=Progress())
+    best = [trial for trial in trials if trial.accuracy is not None][:SHOWN]
+    tried = list(best[0].settings)
+    constant = [k for k in tried if len({str(trial.settings[k]) for trial in best}) == 1]
+    # Names are folded rather than cut: they are what one wants to know.
+    columns = [Column(name, overflow="fold") for name in tried if name not in constant]
+    title = f"The best on the validation split, by the head {main_head_of(config.method)}"
+    table = Table("Class-IL", "±", *columns, title=title)
+    for trial in best:
+        spread = "" if trial.deviation is None else f"{trial.deviation:.2f}"
+        values = [short(trial.settings[name]) for name in tried if name not in constant]
+        table.add_row(f"{trial.accuracy:.2f}", spread, *values)
+    out = console()
+    out.print(table)
+    if constant:
+        same = ", ".join(f"{name} {short(best[0].settings[name])}" for name in constant)
+        out.print(f"the same in all of these: {same}", soft_wrap=True)
+    for what, name in (("trials", "trials.csv"), ("recipe", "recipe.yaml")):
+        out.print(f"{what}  {Path(config.output or '') / name}", soft_wrap=True)
