@@ -18,7 +18,7 @@ from statistics import median
 import torch
 from summary import write_summary
 
-from cclis.data.batches import Mix, draw_beside
+from cclis.data.batches import Mix, draw_replay
 from cclis.engine.devices import device_name, one_thread
 from cclis.functional.exemplars import reservoir_slots
 
@@ -26,16 +26,16 @@ MEMORY, SEEN = 200, 50_000
 EPOCH = Mix(task=32, replay=32, steps=313)
 
 
-def draw(chance: torch.Generator) -> None:
+def draw(rng: torch.Generator) -> None:
     kept = torch.full((EPOCH.steps,), MEMORY)
-    draw_beside(kept, MEMORY, EPOCH, 1, chance)
-    reservoir_slots(SEEN, MEMORY, EPOCH.task, generator=chance, batches=EPOCH.steps)
+    draw_replay(kept, MEMORY, EPOCH, 1, rng)
+    reservoir_slots(SEEN, MEMORY, EPOCH.task, generator=rng, batches=EPOCH.steps)
 
 
-def seconds(chance: torch.Generator, pause: float) -> float:
+def seconds(rng: torch.Generator, pause: float) -> float:
     time.sleep(pause)
     started = time.perf_counter()
-    draw(chance)
+    draw(rng)
     return time.perf_counter() - started
 
 
@@ -45,12 +45,12 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.3)
     parser.add_argument("--out", type=Path, default=Path("results/drawing"))
     arguments = parser.parse_args()
-    chance = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     every, one = [], []
     for _ in range(arguments.epochs):
-        every.append(seconds(chance, arguments.pause))
+        every.append(seconds(rng, arguments.pause))
         with one_thread():
-            one.append(seconds(chance, arguments.pause))
+            one.append(seconds(rng, arguments.pause))
     found = {
         "pause": arguments.pause,
         "all_seconds": median(every),

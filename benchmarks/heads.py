@@ -102,11 +102,11 @@ def representations(run_folder: str, data: str | None) -> tuple[dict[str, Any], 
     trainer = Trainer.from_state(*run.checkpoints.load(f"task-{last - 1}"))
     memory, proposal = trainer.memory.samples, trainer.memory.proposal.cpu().numpy()
     trainer.restore(*run.checkpoints.load(f"task-{last}"))
-    chance = torch.Generator(device=trainer.fabric.device).manual_seed(0)
+    rng = torch.Generator(device=trainer.fabric.device).manual_seed(0)
 
     def represent(images: Any, labels: Any, passes: int) -> dict[str, Array]:
         """Over augmented passes, or as they are."""
-        parts = [trainer.inference(images, chance if passes else None) for _ in range(passes or 1)]
+        parts = [trainer.inference(images, rng if passes else None) for _ in range(passes or 1)]
         return {
             "embeddings": torch.cat([p.embeddings for p in parts]).cpu().numpy(),
             "features": torch.cat([p.features for p in parts]).cpu().numpy(),

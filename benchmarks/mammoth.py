@@ -160,11 +160,11 @@ def as_floats(images: Tensor | np.ndarray) -> Tensor:
     return (rows[:, None] if rows.dim() == 3 else rows.permute(0, 3, 1, 2)).float() / 255
 
 
-def mirrored(images: Tensor, chance: float) -> Tensor:
+def mirrored(images: Tensor, probability: float) -> Tensor:
     """Each by chance."""
-    if not chance:
+    if not probability:
         return images
-    which = torch.rand(len(images), 1, 1, 1, device=images.device) < chance
+    which = torch.rand(len(images), 1, 1, 1, device=images.device) < probability
     return torch.where(which, images.flip(-1), images)
 
 

@@ -40,8 +40,8 @@ EPOCHS = 4
 
 
 def images_of(count: int, first: int) -> ImageSet:
-    chance = torch.Generator().manual_seed(first)
-    images = torch.randint(0, 256, (count, 32, 32, 3), dtype=torch.uint8, generator=chance)
+    rng = torch.Generator().manual_seed(first)
+    images = torch.randint(0, 256, (count, 32, 32, 3), dtype=torch.uint8, generator=rng)
     return ImageSet(images, torch.arange(count) % 2 + first)
 
 

@@ -29,10 +29,10 @@ HEADS = ("linear", "linear_paper", "discriminant", "means", "prototype")
 
 
 def made_up() -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, torch.Tensor]]:
-    classes, chance = TASKS * EACH, torch.Generator().manual_seed(0)
+    classes, rng = TASKS * EACH, torch.Generator().manual_seed(0)
 
     def numbers(count: int) -> list[float]:
-        return (100 * torch.rand(count, generator=chance)).tolist()
+        return (100 * torch.rand(count, generator=rng)).tolist()
 
     rows = [{h: Accuracies(numbers(t), numbers(t)) for h in HEADS} for t in range(1, TASKS + 1)]
     result = {
@@ -54,17 +54,16 @@ def made_up() -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, torch.Ten
         spread = [sorted(numbers(5)) for _ in range(seen)]
         records.append({"task": task, "diagnosis": {**counts, "spread": spread, "errors": errors}})
     analysis = {
-        f"confusion.{head}": torch.randint(9, (classes, classes), generator=chance)
-        for head in HEADS
+        f"confusion.{head}": torch.randint(9, (classes, classes), generator=rng) for head in HEADS
     }
     for kind, count in (("test", TEST), ("memory", MEMORY)):
         shape = (count, SIDE, SIDE, 3)
-        analysis[f"{kind}.images"] = torch.randint(256, shape, generator=chance, dtype=torch.uint8)
+        analysis[f"{kind}.images"] = torch.randint(256, shape, generator=rng, dtype=torch.uint8)
         analysis[f"{kind}.labels"] = torch.arange(count) % classes
-        analysis[f"{kind}.embeddings"] = torch.randn(count, 128, generator=chance)
-    analysis["test.predicted"] = torch.randint(classes, (TEST,), generator=chance)
-    analysis["memory.proposal"] = torch.rand(MEMORY, generator=chance)
-    analysis["prototypes"] = torch.randn(classes, 128, generator=chance)
+        analysis[f"{kind}.embeddings"] = torch.randn(count, 128, generator=rng)
+    analysis["test.predicted"] = torch.randint(classes, (TEST,), generator=rng)
+    analysis["memory.proposal"] = torch.rand(MEMORY, generator=rng)
+    analysis["prototypes"] = torch.randn(classes, 128, generator=rng)
     return result, records, analysis
 
 

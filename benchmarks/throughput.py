@@ -27,7 +27,7 @@ from PIL import Image
 from summary import write_summary
 from torch import Tensor
 
-from cclis.data.augment import augment, draw_chances
+from cclis.data.augment import augment, draw_uniforms
 from cclis.data.images import ImageSet
 from cclis.engine.devices import device_name, peak_memory
 from cclis.engine.trainer import Trainer
@@ -41,8 +41,8 @@ FLOPS_PER_IMAGE = {32: 0.5567e9, 64: 4 * 0.5567e9}
 
 
 def images_of(side: int, count: int, first_class: int) -> ImageSet:
-    chance = torch.Generator().manual_seed(side + first_class)
-    images = torch.randint(0, 256, (count, side, side, 3), dtype=torch.uint8, generator=chance)
+    rng = torch.Generator().manual_seed(side + first_class)
+    images = torch.randint(0, 256, (count, side, side, 3), dtype=torch.uint8, generator=rng)
     return ImageSet(images, torch.arange(count) % 2 + first_class)
 
 
@@ -104,9 +104,9 @@ def parts_of_a_step(side: int, batch: int) -> dict[str, float]:
     method, config, fabric = trainer.method, trainer.config, trainer.fabric
     on_gpu = fabric.device.type == "cuda"
     data = images_of(side, batch, 0).to(fabric.device)
-    chances = draw_chances(batch, torch.Generator(device=fabric.device))
+    uniforms = draw_uniforms(batch, torch.Generator(device=fabric.device))
     augmented = compiled(lambda i, c: augment(i, config, c), on_gpu)
-    batch_now = Batch(augmented(data.images, chances), data.labels, torch.ones_like(chances[0]))
+    batch_now = Batch(augmented(data.images, uniforms), data.labels, torch.ones_like(uniforms[0]))
     method.begin_task(2)
     losses = compiled(method.losses, on_gpu)
     teacher = compiled(method.frozen_copy().similarity, on_gpu)
@@ -135,7 +135,7 @@ def parts_of_a_step(side: int, batch: int) -> dict[str, float]:
         return median_seconds(graph.replay)
 
     found = {
-        "augment": replayed(lambda: augmented(data.images, chances)),
+        "augment": replayed(lambda: augmented(data.images, uniforms)),
         "forward_backward": replayed(forward_backward),
         "teacher": replayed(teach),
     }
@@ -162,12 +162,12 @@ def kernels_of_a_step(side: int, batch: int) -> dict[str, Any]:
     trainer.method.begin_task(2)
     trainer.method.begin_task(2)
     trainer.method.network.train()
-    chances = draw_chances(batch, torch.Generator(device=device))
+    uniforms = draw_uniforms(batch, torch.Generator(device=device))
     inputs = {
         "images": data.images,
         "labels": data.labels,
-        "proposal": torch.ones_like(chances[0]),
-        "chances": chances,
+        "proposal": torch.ones_like(uniforms[0]),
+        "uniforms": uniforms,
     }
     for _ in range(10):
         trainer._step(inputs)
@@ -199,10 +199,10 @@ def inference_speed(side: int, count: int) -> dict[str, float]:
     """Images a second of the passes that score and evaluate."""
     trainer = make_trainer(side, 512, 1)
     images = images_of(side, count, 0).images.to(trainer.fabric.device)
-    chance = torch.Generator(device=trainer.fabric.device).manual_seed(0)
+    rng = torch.Generator(device=trainer.fabric.device).manual_seed(0)
     return {
         "plain": count / median_seconds(lambda: trainer.inference(images), 5),
-        "augmented": count / median_seconds(lambda: trainer.inference(images, chance), 5),
+        "augmented": count / median_seconds(lambda: trainer.inference(images, rng), 5),
     }
 
 

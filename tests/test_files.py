@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cclis.errors import InputError
 from cclis.files import (
-    appearing,
+    atomic_writer,
     read_json,
     read_tensors,
     write_atomically,
@@ -33,7 +33,7 @@ def test_content_replaces_what_was_there(tmp_path):
 
 def test_nothing_is_to_be_seen_before_the_end(tmp_path):
     path = tmp_path / "a.bin"
-    with appearing(path) as file:
+    with atomic_writer(path) as file:
         file.write(b"one ")
         file.flush()
         assert not path.exists()
@@ -47,7 +47,7 @@ def test_an_interruption_leaves_the_old_file_and_nothing_else(tmp_path, error):
     path.write_bytes(b"old")
 
     def write_half() -> None:
-        with appearing(path) as file:
+        with atomic_writer(path) as file:
             file.write(b"ne")
             raise error
 

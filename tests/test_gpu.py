@@ -94,8 +94,8 @@ def test_a_learner_learns_predicts_and_moves_from_a_card_to_the_host(
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_recorded_passes_see_the_weights_as_they_are(precision: Any) -> None:
     def images(count: int, first: int) -> ImageSet:
-        chance = torch.Generator().manual_seed(first)
-        pixels = torch.randint(0, 256, (count, SIDE, SIDE, 3), dtype=torch.uint8, generator=chance)
+        rng = torch.Generator().manual_seed(first)
+        pixels = torch.randint(0, 256, (count, SIDE, SIDE, 3), dtype=torch.uint8, generator=rng)
         return ImageSet(pixels, torch.arange(count) % 2 + first).to("cuda")
 
     settings = {"device": "cuda", "encoder": ENCODER, "width": WIDTH, "epochs": 1, "memory": 20}
@@ -104,8 +104,8 @@ def test_recorded_passes_see_the_weights_as_they_are(precision: Any) -> None:
     test = images(6 * 512 + 100, 0).images
 
     def both(inference: Inference) -> list[Tensor]:
-        chance = torch.Generator(device="cuda").manual_seed(0)
-        found = [inference(test), inference(test, chance)]
+        rng = torch.Generator(device="cuda").manual_seed(0)
+        found = [inference(test), inference(test, rng)]
         return [part for each in found for part in (each.features, each.embeddings)]
 
     for first in (0, 2):
@@ -120,8 +120,8 @@ def test_recorded_passes_see_the_weights_as_they_are(precision: Any) -> None:
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU")
 def test_a_full_memory_says_which_batch_fits() -> None:
-    chance = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (2048, 32, 32, 3), dtype=torch.uint8, generator=chance)
+    rng = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (2048, 32, 32, 3), dtype=torch.uint8, generator=rng)
     task = ImageSet(images, torch.arange(2048) % 2)
     settings = {"device": "cuda", "encoder": "resnet18", "epochs": 1, "precision": "fp32"}
 

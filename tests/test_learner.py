@@ -100,10 +100,10 @@ def test_saving_in_between_changes_nothing(tmp_path) -> None:
 
 
 def test_a_new_class_beyond_the_first_room_is_learned() -> None:
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     learner = ContinualLearner(memory=70, **{**QUICK, "epochs": 1})
     for task in range(2):
-        images = chance.integers(0, 256, (80, 8, 8), dtype=np.uint8)
+        images = rng.integers(0, 256, (80, 8, 8), dtype=np.uint8)
         learner.learn(images, np.arange(80) % 40 + 40 * task)
         # No more than as much again stays empty: means are taken over all of it.
         assert learner._trainer.method.network.classes <= 2 * len(learner.classes)

@@ -27,11 +27,23 @@ def test_a_negative_capacity_is_refused():
 def test_replace_keeps_these_and_no_others():
     memory = Memory(3)
     memory.replace(samples(0, 1, 2), torch.tensor([0.1, 0.2, 0.3]))
-    memory.replace(samples(4, 5), torch.tensor([0.4, 0.6], dtype=torch.float64))
+    memory.replace(samples(4, 5), torch.tensor([0.4, 0.6]))
     assert len(memory) == 2
     assert memory.samples is not None
     assert memory.samples.labels.tolist() == [4, 5]
     assert torch.equal(memory.proposal, torch.tensor([0.4, 0.6]))
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [(torch.bfloat16, torch.float32), (torch.float32,) * 2, (torch.float64,) * 2],
+)
+def test_proposals_keep_their_precision_and_have_at_least_float32(given, stored):
+    memory = Memory(2)
+    proposal = torch.tensor([0.4, 0.6], dtype=given)
+    memory.replace(samples(4, 5), proposal)
+    assert memory.proposal.dtype == stored
+    assert torch.equal(memory.proposal, proposal.to(stored))
 
 
 def test_the_capacity_is_never_exceeded():
@@ -121,9 +133,9 @@ def test_a_stream_fills_free_rows_and_replaces_others():
 
 
 def test_beside_what_was_kept_a_stream_has_the_share_of_a_common_reservoir():
-    assert Memory(4).replayed(torch.tensor([0, 3, 9])).tolist() == [0, 3, 4]
+    assert Memory(4).replay_sizes(torch.tensor([0, 3, 9])).tolist() == [0, 3, 4]
     memory = Memory(6, reservoir=9)
-    assert memory.replayed(torch.tensor([0, 4, 8, 99])).tolist() == [0, 4, 6, 6]
+    assert memory.replay_sizes(torch.tensor([0, 4, 8, 99])).tolist() == [0, 4, 6, 6]
     for first in range(0, 40, 4):
         slots = torch.arange(first, first + 4)
         memory.insert(torch.where(slots < 9, slots, -1), samples(1, 2, 3, 4), {})
@@ -133,9 +145,9 @@ def test_beside_what_was_kept_a_stream_has_the_share_of_a_common_reservoir():
     again = Memory(6, reservoir=9)
     again.load(memory.state())
     for each in (memory, again):
-        assert (each.seen, each.past, each.before) == (0, 40, 6)
+        assert (each.seen, each.past, each.previous) == (0, 40, 6)
         # Beside six that stand for 40: a half when 40 more have passed by.
-        assert each.replayed(torch.tensor([0, 3, 7, 20, 40, 99])).tolist() == [0, 0, 1, 3, 6, 6]
+        assert each.replay_sizes(torch.tensor([0, 3, 7, 20, 40, 99])).tolist() == [0, 0, 1, 3, 6, 6]
     uncounted = {name: value for name, value in memory.state().items() if name != "past"}
     with pytest.raises(InputError, match="did not count what passed by"):
         again.load(uncounted)
@@ -152,11 +164,11 @@ def test_samples_of_every_past_task_count():
         memory.replace(kept[:2], torch.ones(2))
     assert memory.past == 4 + 8 + 12
     # Two that stand for 24: one new sample beside them when 12 have passed by.
-    assert memory.replayed(torch.tensor([11, 12])).tolist() == [0, 1]
+    assert memory.replay_sizes(torch.tensor([11, 12])).tolist() == [0, 1]
 
 
 def test_no_more_is_replayed_than_a_reservoir_holds():
-    assert Memory(6, reservoir=3).replayed(torch.tensor([0, 2, 4, 99])).tolist() == [0, 2, 3, 3]
+    assert Memory(6, reservoir=3).replay_sizes(torch.tensor([0, 2, 4, 99])).tolist() == [0, 2, 3, 3]
 
 
 def test_room_for_a_stream_grows_with_it():

@@ -23,7 +23,7 @@ LONGEST_JSON = 1 << 28
 
 
 @contextmanager
-def appearing(path: Path) -> Iterator[BinaryIO]:
+def atomic_writer(path: Path) -> Iterator[BinaryIO]:
     """A file to write that nobody ever sees half of, even after a crash.
 
     The temporary file lies beside the target, because a rename is atomic only within one file
@@ -56,8 +56,8 @@ def appearing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file whose whole content is at hand, as `appearing` does."""
-    with appearing(path) as file:
+    """Write a file whose whole content is at hand, as `atomic_writer` does."""
+    with atomic_writer(path) as file:
         file.write(content)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from cclis.data.images import ImageSet
 from cclis.errors import InputError
+from cclis.functional.precision import at_least_float32
 
 OWN = ("images", "labels", "proposal")
 """What every sample has; other names are extras."""
@@ -44,20 +45,20 @@ class Memory:
         return self._count
 
     @property
-    def before(self) -> int:
+    def previous(self) -> int:
         """How many of what it holds were there before the stream."""
         return self._count - min(self.seen, self.reservoir or self.capacity)
 
-    def replayed(self, passed: Tensor) -> Tensor:
+    def replay_sizes(self, passed: Tensor) -> Tensor:
         """Of how many of the stream's samples replay draws when so many have passed by, (N,).
 
         At most of as many as the memory keeps; beside what was there before, at most of so many
         that they have the share which a reservoir of all tasks would give them.
         """
         held = passed.clamp(max=min(self.capacity, self.reservoir or self.capacity))
-        if not self.before:
+        if not self.previous:
             return held
-        return torch.minimum(held, self.before * passed // max(1, self.past))
+        return torch.minimum(held, self.previous * passed // max(1, self.past))
 
     @property
     def samples(self) -> ImageSet | None:
@@ -66,7 +67,7 @@ class Memory:
 
     @property
     def proposal(self) -> Tensor:
-        """g_k of every kept sample, float32 (N,).
+        """g_k of every kept sample, float32 or wider, (N,).
 
         Normalised over what was visible of its class when it was drawn; 1 for a sample of a stream.
         """
@@ -94,7 +95,8 @@ class Memory:
         if proposal.shape != samples.labels.shape:
             raise InputError(f"{len(samples)} samples need as many proposals, not {len(proposal)}")
         device = samples.labels.device
-        rows = {"images": samples.images, "labels": samples.labels, "proposal": proposal.float()}
+        rows = {"images": samples.images, "labels": samples.labels}
+        rows["proposal"] = at_least_float32(proposal)
         # Indexing may have given a view: a copy lets the data it came from go.
         self._rows = {k: v.clone().to(device) for k, v in {**rows, **extras}.items()}
         self._count = len(samples)
@@ -156,7 +158,7 @@ class Memory:
             count = len(state["labels"])
             raise InputError(f"{count} samples do not fit a memory of {self.capacity}")
         self._take(ImageSet(state["images"], state["labels"]), state["proposal"], extras)
-        if self.reservoir and self.before and not self.past:
+        if self.reservoir and self.previous and not self.past:
             raise InputError("an earlier cclis kept this memory and did not count what passed by")
 
     def _kept(self, name: str) -> Tensor:

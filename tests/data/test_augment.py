@@ -17,11 +17,11 @@ from scipy import ndimage, stats
 from torch import Tensor
 
 from cclis.data.augment import (
-    CHANCES,
+    UNIFORMS,
     Draw,
     apply,
     augment,
-    draw_chances,
+    draw_uniforms,
     parameters,
     to_float,
 )
@@ -41,13 +41,13 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def draw(
-    setting: AugmentationOptions, count: int, height: int, width: int, chance: torch.Generator
+    setting: AugmentationOptions, count: int, height: int, width: int, rng: torch.Generator
 ) -> Draw:
-    return parameters(setting, draw_chances(count, chance), height, width)
+    return parameters(setting, draw_uniforms(count, rng), height, width)
 
 
-def augmented(images: Tensor, setting: AugmentationOptions, chance: torch.Generator) -> Tensor:
-    return augment(images, setting, draw_chances(len(images), chance))
+def augmented(images: Tensor, setting: AugmentationOptions, rng: torch.Generator) -> Tensor:
+    return augment(images, setting, draw_uniforms(len(images), rng))
 
 
 def some_images(count: int, height: int, width: int, channels: int = 3, seed: int = 0) -> Tensor:
@@ -408,12 +408,12 @@ def test_autocast_outside_changes_nothing() -> None:
 
 
 def test_all_but_the_random_numbers_is_one_graph() -> None:
-    def step(images: Tensor, chances: Tensor) -> Tensor:
-        return apply(images, parameters(EVERYTHING, chances, 24, 24), EVERYTHING)
+    def step(images: Tensor, uniforms: Tensor) -> Tensor:
+        return apply(images, parameters(EVERYTHING, uniforms, 24, 24), EVERYTHING)
 
-    images, chances = some_images(4, 24, 24), torch.rand(CHANCES, 4, generator=seeded())
+    images, uniforms = some_images(4, 24, 24), torch.rand(UNIFORMS, 4, generator=seeded())
     compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
-    result = compiled(images, chances)
+    result = compiled(images, uniforms)
     torch.testing.assert_close(result, augmented(images, EVERYTHING, seeded()))
     assert result.is_contiguous(memory_format=torch.channels_last)
 

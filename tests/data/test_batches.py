@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cclis.data.batches import Mix, draw_beside, epoch, mix, mix_beside
+from cclis.data.batches import Mix, draw_replay, epoch_indices, fixed_mix, proportional_mix
 from cclis.errors import InputError
 
 SIZES = st.integers(1, 5000)
@@ -35,12 +35,12 @@ def generator(seed: int = 0) -> torch.Generator:
     ],
 )
 def test_replay_is_in_proportion(task, memory, batch_size, expected):
-    assert mix(task, memory, batch_size) == expected
+    assert proportional_mix(task, memory, batch_size) == expected
 
 
 @given(SIZES, MEMORIES, BATCHES)
 def test_a_mix_fills_the_batch_with_the_nearest_share(task, memory, batch_size):
-    how = mix(task, memory, batch_size)
+    how = proportional_mix(task, memory, batch_size)
     assert how.task + how.replay == how.batch == min(batch_size, task + memory)
     assert how.task >= 1
     passes = (Fraction(task + memory, how.batch), Fraction(task, how.task))
@@ -54,19 +54,19 @@ def test_a_mix_fills_the_batch_with_the_nearest_share(task, memory, batch_size):
 
 @given(SIZES, st.integers(1, 2000), st.integers(2, 600), st.floats(0.01, 1))
 def test_a_replay_share_is_kept_whatever_the_sizes(task, memory, batch_size, share):
-    how = mix(task, memory, batch_size, share)
+    how = proportional_mix(task, memory, batch_size, share)
     wanted = how.batch * share
     assert 1 <= how.replay <= how.batch - 1
     assert how.replay in (1, how.batch - 1) or abs(how.replay - wanted) <= 0.5
 
 
 def test_a_replay_share_of_nothing_replays_nothing():
-    assert mix(100, 50, 30, 0.0) == Mix(30, 0, 5)
+    assert proportional_mix(100, 50, 30, 0.0) == Mix(30, 0, 5)
 
 
 def test_a_task_without_samples_is_refused():
     with pytest.raises(InputError, match="at least one sample"):
-        mix(0, 10, 4)
+        proportional_mix(0, 10, 4)
 
 
 # -------------------------------------------------------------------------------------- epoch
@@ -74,8 +74,8 @@ def test_a_task_without_samples_is_refused():
 
 @given(st.integers(1, 300), st.integers(0, 100), st.integers(1, 80), st.integers(0, 9))
 def test_an_epoch_passes_through_each_kind_evenly(task, memory, batch_size, seed):
-    how = mix(task, memory, batch_size)
-    batches = list(zip(*epoch(task, memory, how, generator(seed)), strict=True))
+    how = proportional_mix(task, memory, batch_size)
+    batches = list(zip(*epoch_indices(task, memory, how, generator(seed)), strict=True))
 
     assert [(len(t), len(m)) for t, m in batches] == [(how.task, how.replay)] * how.steps
     for indices, size in (
@@ -92,15 +92,15 @@ def test_an_epoch_passes_through_each_kind_evenly(task, memory, batch_size, seed
 
 def test_every_sample_of_the_task_comes_up_where_there_are_steps_enough():
     how = Mix(task=7, replay=3, steps=5)
-    chosen = epoch(30, 10, how, generator())[0].flatten()
+    chosen = epoch_indices(30, 10, how, generator())[0].flatten()
     assert set(chosen.tolist()) == set(range(30))
 
 
 def test_the_seed_decides_the_order():
-    how = mix(100, 20, 16)
+    how = proportional_mix(100, 20, 16)
 
     def order(source: torch.Generator) -> list[int]:
-        return [rows.tolist() for rows in epoch(100, 20, how, source)]
+        return [rows.tolist() for rows in epoch_indices(100, 20, how, source)]
 
     assert order(generator(1)) == order(generator(1))
     assert order(generator(1)) != order(generator(2))
@@ -110,13 +110,13 @@ def test_the_seed_decides_the_order():
 
 def test_wrapping_around_takes_a_new_order():
     how = Mix(task=50, replay=0, steps=2)
-    first, second = epoch(50, 0, how, generator())[0]
+    first, second = epoch_indices(50, 0, how, generator())[0]
     assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(50))
     assert first.tolist() != second.tolist()
 
 
 def test_without_a_memory_nothing_is_replayed():
-    chosen, replayed = epoch(10, 0, mix(10, 0, 4), generator())
+    chosen, replayed = epoch_indices(10, 0, proportional_mix(10, 0, 4), generator())
     assert chosen.shape == (3, 4)
     assert (replayed.shape, replayed.dtype) == ((3, 0), torch.int64)
 
@@ -125,10 +125,10 @@ def test_without_a_memory_nothing_is_replayed():
 
 
 def test_a_mix_beside_a_stream_passes_through_the_task_once():
-    assert mix_beside(100, 32, 64) == Mix(32, 64, 4)
-    assert mix_beside(10, 32, 5) == Mix(10, 5, 1)
+    assert fixed_mix(100, 32, 64) == Mix(32, 64, 4)
+    assert fixed_mix(10, 32, 5) == Mix(10, 5, 1)
     with pytest.raises(InputError, match="at least one sample"):
-        mix_beside(0, 32, 5)
+        fixed_mix(0, 32, 5)
 
 
 @given(
@@ -137,7 +137,7 @@ def test_a_mix_beside_a_stream_passes_through_the_task_once():
 def test_only_what_is_kept_by_then_is_drawn_and_none_twice(seen, capacity, task, each, replays):
     how = Mix(task, each * replays, 5)
     kept = [min(capacity, seen + step * task) for step in range(5)]
-    rows = draw_beside(torch.tensor(kept), capacity, how, replays, generator())
+    rows = draw_replay(torch.tensor(kept), capacity, how, replays, generator())
     assert rows.shape == (5, each * replays)
     for count, row in zip(kept, rows, strict=True):
         for part in row.view(replays, each).tolist():
@@ -148,6 +148,6 @@ def test_only_what_is_kept_by_then_is_drawn_and_none_twice(seen, capacity, task,
 def test_every_kept_sample_is_drawn_as_often():
     how = Mix(4, 10, 4000)
     kept = torch.full((4000,), 20)
-    counts = draw_beside(kept, 20, how, 2, generator()).flatten().bincount(minlength=20)
+    counts = draw_replay(kept, 20, how, 2, generator()).flatten().bincount(minlength=20)
     # 2000 each; a deviation of 150 is beyond four standard deviations.
     assert int((counts - 2000).abs().max()) < 150

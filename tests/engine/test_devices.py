@@ -8,9 +8,9 @@ import torch
 from cclis.engine.devices import device_name, make_fabric, on_host, one_thread, peak_memory
 from cclis.engine.randomness import (
     generator,
-    global_chance,
     globally_seeded,
-    restore_global_chance,
+    restore_rng_state,
+    rng_state,
     seed_for,
     seeded,
 )
@@ -90,11 +90,11 @@ def test_all_global_generators_come_back() -> None:
     def draw() -> tuple[float, float, float]:
         return random.random(), float(np.random.rand()), float(torch.rand(()))
 
-    tensors, numbers = global_chance()
+    tensors, numbers = rng_state()
     tensors = {name: state.clone() for name, state in tensors.items()}
     first = draw()
     assert draw() != first
-    restore_global_chance(tensors, json.loads(json.dumps(numbers)))
+    restore_rng_state(tensors, json.loads(json.dumps(numbers)))
     assert draw() == first
 
 
@@ -106,13 +106,13 @@ def test_a_seed_for_all_global_generators_is_put_back() -> None:
     def draw() -> tuple[float, float, float]:
         return random.random(), float(np.random.rand()), float(torch.rand(()))
 
-    tensors, numbers = global_chance()
+    tensors, numbers = rng_state()
     found = []
     for seed in (1, 1, 2):
         with globally_seeded(seed):
             found.append(draw())
     assert found[0] == found[1] != found[2]
-    again, numbers_again = global_chance()
+    again, numbers_again = rng_state()
     assert torch.equal(again["torch"], tensors["torch"])
     assert numbers_again == numbers
 

@@ -39,7 +39,7 @@ def test_gradients_are_joined_and_followed(layout: torch.memory_format) -> None:
     weights = layers[1].weight
     assert weights.is_contiguous(memory_format=layout)
     found = optimizer(layers)
-    of_loss = found.gradients_of(loss(layers))
+    of_loss = found.gradient_of(loss(layers))
     loss(layers).backward()
     assert torch.equal(found.gradient, of_loss)
     # As they lie in memory: joining them takes no copy of the parts.
@@ -48,7 +48,7 @@ def test_gradients_are_joined_and_followed(layout: torch.memory_format) -> None:
     assert torch.equal(of_loss[first : first + weights.numel()], lying)
 
     before = [parameter.grad.clone() for parameter in layers.parameters()]
-    found.follow(-2 * of_loss)
+    found.set_gradient(-2 * of_loss)
     for parameter, gradient in zip(layers.parameters(), before, strict=True):
         assert torch.equal(parameter.grad, -2 * gradient)
 
@@ -61,7 +61,7 @@ def test_gradients_that_lie_otherwise_are_joined_in_the_parameters_order() -> No
     for parameter in layers.parameters():
         parameter.grad = parameter.grad.clone(memory_format=torch.contiguous_format)
     assert torch.equal(found.gradient, expected)
-    found.follow(3 * expected)
+    found.set_gradient(3 * expected)
     assert torch.equal(found.gradient, 3 * expected)
 
 
@@ -70,10 +70,10 @@ def test_a_parameter_without_gradient_counts_as_zeros_and_stays_without() -> Non
     layers.append(nn.Linear(2, 2))
     found = optimizer(layers)
     part = loss(layers[:-1])
-    of_loss = found.gradients_of(part)
+    of_loss = found.gradient_of(part)
     assert not of_loss[-6:].any()
     part = loss(layers[:-1])
     part.backward()
     assert torch.equal(found.gradient, of_loss)
-    found.follow(of_loss + 1)
+    found.set_gradient(of_loss + 1)
     assert layers[-1].weight.grad is None

@@ -67,7 +67,7 @@ def test_without_room_to_record_calls_stay_ordinary_until_forgotten(
 @on_a_card
 def test_what_borrows_little_does_not_ask_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "_room_for_what_was_borrowed", lambda: False)
-    recorded = Recording(Doubled(), modest=True)
+    recorded = Recording(Doubled(), skip_memory_check=True)
     fed(recorded, range(WARMUP + 1))
     assert recorded.recorded
 

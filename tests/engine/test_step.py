@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.nn import BatchNorm2d
 
 from cclis import load_benchmark
-from cclis.data.augment import augment, draw_chances
+from cclis.data.augment import augment, draw_uniforms
 from cclis.data.images import ImageSet
 from cclis.engine.recording import WARMUP
 from cclis.engine.trainer import Trainer
 from cclis.methods import keeps_samples, make_config
 from cclis.nn.network import _encode
-from cclis.nn.parts import PartwiseNorm
+from cclis.nn.parts import PartBatchNorm2d
 from tests.conftest import METHODS, QUICK, state_after
 from tests.pretended_card import WAITS
 
@@ -45,12 +45,12 @@ def test_a_step_is_what_plain_torch_does() -> None:
     trainer = Trainer(config, task.shape, 2)
     twin = Trainer(config, task.shape, 2)
     network = twin.method.network
-    network.normalise_to(task.images)
+    network.fit_normalisation(task.images)
     trainer.learn(task, 2)
 
     order = torch.randperm(24, generator=twin._replay.generators["order"])
     images = augment(
-        task.images[order], config, draw_chances(24, twin._replay.generators["augment"])
+        task.images[order], config, draw_uniforms(24, twin._replay.generators["augment"])
     )
     network.train()
     features = network.encoder((images - network.mean) / network.std)
@@ -69,8 +69,8 @@ def test_a_step_is_what_plain_torch_does() -> None:
 
 
 def colours(count: int, first: int) -> ImageSet:
-    chance = torch.Generator().manual_seed(first)
-    images = torch.randint(0, 256, (count, SIDE, SIDE, 3), dtype=torch.uint8, generator=chance)
+    rng = torch.Generator().manual_seed(first)
+    images = torch.randint(0, 256, (count, SIDE, SIDE, 3), dtype=torch.uint8, generator=rng)
     return ImageSet(images, torch.arange(count) % 2 + first)
 
 
@@ -189,7 +189,7 @@ def test_replays_in_one_pass_are_learned_as_in_several(method: str, monkeypatch:
     # not notice that a class has another method.
     with monkeypatch.context() as patch:
         torch._dynamo.reset()
-        patch.setattr(PartwiseNorm, "forward", lambda norm, x, _=1: BatchNorm2d.forward(norm, x))
+        patch.setattr(PartBatchNorm2d, "forward", lambda norm, x, _=1: BatchNorm2d.forward(norm, x))
         try:
             common, _ = after_tasks(**how)
         finally:
@@ -248,12 +248,12 @@ def test_after_a_step_that_is_not_finite_nothing_is_updated_in_that_task(device:
     trainer.learn(colours(256, 0), 2)
     step = trainer._step
     step.begin_task(done=3)
-    chances = draw_chances(64, trainer._replay.generators["augment"])
+    uniforms = draw_uniforms(64, trainer._replay.generators["augment"])
     batch = colours(64, 0).to(device)
     proposal = torch.ones(64, device=device)
-    good = {**vars(batch), "proposal": proposal, "chances": chances}
-    # Images that are augmented by chances of NaN are NaN.
-    bad = {**good, "chances": torch.full_like(chances, torch.nan)}
+    good = {**vars(batch), "proposal": proposal, "uniforms": uniforms}
+    # Images that are augmented by random numbers of NaN are NaN.
+    bad = {**good, "uniforms": torch.full_like(uniforms, torch.nan)}
     for _ in range(5):
         step(good)
     assert step.failed is None

@@ -287,8 +287,8 @@ def after_two_tasks(**changed: Any) -> dict[str, Tensor]:
 
 
 def after_colour(**changed: Any) -> dict[str, Tensor]:
-    chance = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (12, 24, 24, 3), dtype=torch.uint8, generator=chance)
+    rng = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (12, 24, 24, 3), dtype=torch.uint8, generator=rng)
     config = make_config("cclis", {**QUICK, "width": 4, "epochs": 1, **changed})
     trainer = Trainer(config, (24, 24, 3), 2)
     trainer.learn(ImageSet(images, torch.arange(12) % 2), 2)

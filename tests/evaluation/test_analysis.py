@@ -6,7 +6,7 @@ import torch
 from cclis import load_benchmark
 from cclis.engine.trainer import Trainer
 from cclis.evaluation.accuracy import evaluate
-from cclis.evaluation.analysis import analyse, confusion, evenly
+from cclis.evaluation.analysis import analyse, confusion, evenly_spaced
 from cclis.methods import make_config
 from tests.conftest import quick
 
@@ -23,7 +23,7 @@ def test_confusions_against_a_loop() -> None:
 @pytest.mark.parametrize("count", [1, 3, 10, 31, 1000])
 def test_all_classes_alike(count: int) -> None:
     labels = torch.tensor([0] * 5 + [2] * 50 + [3] * 40)
-    chosen = evenly(labels, count)
+    chosen = evenly_spaced(labels, count)
     assert len(chosen) <= max(count, 1)
     assert len(set(chosen.tolist())) == len(chosen)
     share = max(1, count // 3)

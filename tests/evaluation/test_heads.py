@@ -158,8 +158,8 @@ def test_means_are_taken_over_augmented_passes(network, digits):
 
     assert torch.equal(mean(2), mean(2))
     assert not torch.allclose(mean(1), mean(2))
-    chance = look(inference, digits, 3).chance("means")
-    passes = [inference(digits.images, chance).embeddings for _ in range(2)]
+    rng = look(inference, digits, 3).rng("means")
+    passes = [inference(digits.images, rng).embeddings for _ in range(2)]
     first = F.normalize(sum(p[digits.labels == 0].sum(dim=0) for p in passes), dim=0)
     assert torch.allclose(mean(2)[0], first, atol=1e-6)
 
@@ -181,8 +181,8 @@ def test_discriminant_against_scikit_learn(network, digits):
     inference = infer(network, AugmentationOptions())
     view = look(inference, digits, 3, EvaluationOptions(mean_passes=4))
     head = fit_discriminant(view)
-    chance = view.chance("means")
-    features = torch.cat([inference(digits.images, chance).features for _ in range(4)]).double()
+    rng = view.rng("means")
+    features = torch.cat([inference(digits.images, rng).features for _ in range(4)]).double()
     lda = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=SHRINKAGE, priors=[1 / 3] * 3)
     lda.fit(features.numpy(), digits.labels.repeat(4).numpy())
     scores = head.scores(inference(digits.images)).double()
@@ -292,20 +292,20 @@ def test_the_probe_is_sgd_with_momentum_and_a_decaying_rate_to_the_last_epoch():
     visible, inference = one_hot([0, 1, 2, 3] * 4 + [0] * 5), pixels_as_features()
     view = look(inference, visible, 4, options)
     for name, rate in (("linear", 0.5), ("linear_paper", 0.05)):
-        chance = view.chance("linear")
-        layer = torch.empty(4, 5).uniform_(-(4**-0.5), 4**-0.5, generator=chance)
+        rng = view.rng("linear")
+        layer = torch.empty(4, 5).uniform_(-(4**-0.5), 4**-0.5, generator=rng)
         layer.requires_grad_()
         sgd = torch.optim.SGD([layer], lr=rate, momentum=0.9)
         decay = [1.0] * 60 + [0.2] * 15 + [0.04] * 15 + [0.008] * 10
         for epoch in range(100):
             sgd.param_groups[0]["lr"] = rate * decay[epoch]
-            share = torch.rand(2, 16, generator=chance, dtype=torch.float64)
+            share = torch.rand(2, 16, generator=rng, dtype=torch.float64)
             chosen = []
             for of_class, within in share.T.tolist():
                 members = (visible.labels == int(4 * of_class)).nonzero()[:, 0]
                 chosen.append(members[int(len(members) * within)])
             drawn = torch.stack(chosen)
-            features = inference(visible.images[drawn], chance).features
+            features = inference(visible.images[drawn], rng).features
             for half in (slice(0, 8), slice(8, 16)):
                 logits = features[half] @ layer[:, :-1].T + layer[:, -1]
                 loss = torch.nn.functional.cross_entropy(logits, visible.labels[drawn[half]])

@@ -259,10 +259,10 @@ def test_a_run_is_resumed_with_its_own_settings_alone(run: Run, tmp_path, change
 def test_a_run_is_resumed_on_its_own_data_alone(tmp_path) -> None:
     import numpy as np
 
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
 
     def write(count: int) -> None:
-        x = chance.integers(0, 256, (count, 8, 8), dtype=np.uint8)
+        x = rng.integers(0, 256, (count, 8, 8), dtype=np.uint8)
         y = np.arange(count) % 4
         np.savez(tmp_path / "own.npz", x_train=x, y_train=y, x_test=x[:8], y_test=y[:8])
 

@@ -80,22 +80,22 @@ def assert_same_end(run: Run, other: Run) -> None:
     assert log_of(run) == log_of(other)
 
 
-def at_random(chance: random.Random) -> Callable[[Path], bool]:
+def at_random(rng: random.Random) -> Callable[[Path], bool]:
     """Some time after training began."""
     until = None
 
     def now(folder: Path) -> bool:
         nonlocal until
         if until is None and (folder / "metrics.jsonl").exists():
-            until = time.monotonic() + chance.uniform(0, 2)
+            until = time.monotonic() + rng.uniform(0, 2)
         return until is not None and time.monotonic() > until
 
     return now
 
 
-def during_a_save(chance: random.Random) -> Callable[[Path], bool]:
+def during_a_save(rng: random.Random) -> Callable[[Path], bool]:
     """While a temporary file lies among the checkpoints."""
-    skip = chance.randrange(6)
+    skip = rng.randrange(6)
 
     def now(folder: Path) -> bool:
         nonlocal skip
@@ -106,7 +106,7 @@ def during_a_save(chance: random.Random) -> Callable[[Path], bool]:
     return now
 
 
-def after_training(chance: random.Random) -> Callable[[Path], bool]:
+def after_training(rng: random.Random) -> Callable[[Path], bool]:
     """While the memory is scored and selected, or a probe fitted."""
     seen: set[str] | None = None
     until = None
@@ -118,7 +118,7 @@ def after_training(chance: random.Random) -> Callable[[Path], bool]:
         ends = {n for n in ends if n == "task-0-step-48.json" or n.endswith("-step-60.json")}
         seen = ends if seen is None else seen
         if until is None and ends - seen:
-            until = time.monotonic() + chance.uniform(0, 0.6)
+            until = time.monotonic() + rng.uniform(0, 0.6)
         return until is not None and time.monotonic() > until
 
     return now
@@ -128,7 +128,7 @@ def after_training(chance: random.Random) -> Callable[[Path], bool]:
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(
     uninterrupted: Run, tmp_path: Path
 ) -> None:
-    chance = random.Random(0)
+    rng = random.Random(0)
     triggers = [at_random, during_a_save, after_training]
     kills, runs, hits = 0, 0, dict.fromkeys(triggers, 0)
     while kills < KILLS:
@@ -137,7 +137,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(
         process = start("--output", str(folder), *flags())
         for number in range(10**6):
             kind = triggers[(kills + number) % 3]
-            trigger = kind(chance)
+            trigger = kind(rng)
             while process.poll() is None and (kills >= KILLS or not trigger(folder)):
                 time.sleep(0.001)
             if process.poll() is not None:

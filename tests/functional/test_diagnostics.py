@@ -20,11 +20,11 @@ from cclis.functional.sampling import normalise, proposal, select
 
 
 def made(seed: int, classes: int = 4, samples: int = 60) -> tuple[torch.Tensor, ...]:
-    chance = torch.Generator().manual_seed(seed)
-    similarity = torch.rand(classes, samples, generator=chance, dtype=torch.float64) * 2 - 1
+    rng = torch.Generator().manual_seed(seed)
+    similarity = torch.rand(classes, samples, generator=rng, dtype=torch.float64) * 2 - 1
     labels = torch.arange(samples) % classes
-    g = normalise(torch.randn(samples, generator=chance, dtype=torch.float64), labels)
-    kept = select(g, labels, 12, generator=chance)
+    g = normalise(torch.randn(samples, generator=rng, dtype=torch.float64), labels)
+    kept = select(g, labels, 12, generator=rng)
     return similarity, labels, g, kept
 
 
@@ -102,11 +102,11 @@ def test_weights_leave_no_error_where_samples_are_drawn_as_they_count() -> None:
 
 def test_the_error_to_expect_of_a_random_choice_is_the_one_that_comes() -> None:
     similarity, labels, _, _ = made(6, samples=800)
-    chance = torch.Generator().manual_seed(1)
+    rng = torch.Generator().manual_seed(1)
     even = normalise(torch.zeros(800, dtype=torch.float64), labels)
     draws = []
     for _ in range(300):
-        kept = select(even, labels, 80, generator=chance)
+        kept = select(even, labels, 80, generator=rng)
         found = denominator_errors(similarity / 0.5, labels, kept, even)
         # Even odds weigh all alike, so that both estimates are the same.
         assert torch.allclose(found["weighted"], found["unweighted"])

@@ -17,7 +17,7 @@ from cclis.errors import InputError
 from cclis.functional import coreset
 from cclis.functional.coreset import matching_pursuit, weighted_coreset
 from cclis.functional.exemplars import herding, reservoir_slots
-from cclis.functional.quadratic import non_negative
+from cclis.functional.quadratic import solve_nonnegative
 from tests.conftest import normal, seeded
 
 SETTINGS = settings(max_examples=80, deadline=None)
@@ -376,9 +376,9 @@ class TestMatchingPursuit:
 
         def counted(gram: np.ndarray, linear: np.ndarray) -> np.ndarray:
             sizes.append(len(linear))
-            return non_negative(gram, linear)
+            return solve_nonnegative(gram, linear)
 
-        monkeypatch.setattr(coreset, "non_negative", counted)
+        monkeypatch.setattr(coreset, "solve_nonnegative", counted)
         # So many dimensions that none is put back.
         gradients = torch.randn(1000, 5120, generator=seeded(1))
         indices, _ = matching_pursuit(gradients, gradients.sum(dim=0), 200, ridge=0.5)

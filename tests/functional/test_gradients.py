@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cclis.errors import InputError
 from cclis.functional import gradients
-from cclis.functional.gradients import gem_strengths, gss_slots, inner_products
+from cclis.functional.gradients import gem_coefficients, gss_slots, inner_products
 from tests.conftest import normal, seeded
 
 SETTINGS = settings(max_examples=80, deadline=None)
@@ -51,7 +51,7 @@ def nearest(gradient: Tensor, references: Tensor) -> Tensor:
 def project(gradient: Tensor, references: Tensor, *, margin: float, ridge: float = 0.0) -> Tensor:
     """The gradient to follow: g + G'v."""
     products = inner_products(torch.cat([gradient[None], references]))
-    strengths = gem_strengths(products, margin=margin, ridge=ridge)
+    strengths = gem_coefficients(products, margin=margin, ridge=ridge)
     return torch.addmv(gradient, references.T, strengths.to(references))
 
 
@@ -191,28 +191,28 @@ class TestProject:
         gradient[3] = bad
         assert not project(gradient, references, margin=0.5).isfinite().all()
         # Nor when no product is negative.
-        assert gem_strengths(torch.tensor([[1.0, bad], [bad, bad]]), margin=0.5).isnan().all()
+        assert gem_coefficients(torch.tensor([[1.0, bad], [bad, bad]]), margin=0.5).isnan().all()
 
     def test_a_product_of_zero_is_no_harm(self) -> None:
-        assert gem_strengths(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), margin=0.5).tolist() == [0]
+        assert gem_coefficients(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), margin=0.5).tolist() == [0]
 
     def test_the_products_are_left_as_they_are(self) -> None:
         products = torch.tensor([[1.0, -1.0], [-1.0, 2.0]], dtype=torch.float64)
         before = products.clone()
-        gem_strengths(products, margin=0.5, ridge=0.3).fill_(7)
+        gem_coefficients(products, margin=0.5, ridge=0.3).fill_(7)
         assert torch.equal(products, before)
 
     def test_bad_input(self) -> None:
         with pytest.raises(InputError, match=r"square, not \(2, 3\)"):
-            gem_strengths(torch.ones(2, 3), margin=0.5)
+            gem_coefficients(torch.ones(2, 3), margin=0.5)
         with pytest.raises(InputError, match=r"square, not \(0, 0\)"):
-            gem_strengths(torch.ones(0, 0), margin=0.5)
+            gem_coefficients(torch.ones(0, 0), margin=0.5)
         with pytest.raises(InputError, match=r"-0\.5"):
-            gem_strengths(torch.ones(3, 3), margin=-0.5)
+            gem_coefficients(torch.ones(3, 3), margin=-0.5)
         with pytest.raises(InputError, match=r"ridge -0\.1"):
-            gem_strengths(torch.ones(3, 3), margin=0.5, ridge=-0.1)
+            gem_coefficients(torch.ones(3, 3), margin=0.5, ridge=-0.1)
         with pytest.raises(InputError, match="ridge nan"):
-            gem_strengths(torch.ones(3, 3), margin=0.5, ridge=math.nan)
+            gem_coefficients(torch.ones(3, 3), margin=0.5, ridge=math.nan)
 
 
 def loop_slots(
@@ -220,7 +220,7 @@ def loop_slots(
 ) -> list[int]:
     """Algorithm 2 in plain Python, then the overruled ones taken out."""
     memory, slots = list(scores), []
-    for c, (place, chance) in zip(new, draws, strict=True):
+    for c, (position, acceptance) in zip(new, draws, strict=True):
         slots.append(-1)
         if len(memory) < capacity:
             slots[-1] = len(memory)
@@ -229,9 +229,9 @@ def loop_slots(
             total, i = 0.0, 0
             for i, score in enumerate(memory):  # noqa: B007
                 total += score
-                if place * sum(memory) < total:
+                if position * sum(memory) < total:
                     break
-            if chance < memory[i] / (memory[i] + c):
+            if acceptance < memory[i] / (memory[i] + c):
                 memory[i] = c
                 slots[-1] = i
     return [-1 if slot in slots[i + 1 :] else slot for i, slot in enumerate(slots)]

@@ -465,8 +465,8 @@ class TestPrd:
 
 
 def test_samples_of_old_classes_that_were_not_replayed_are_not_weighted() -> None:
-    chance = torch.Generator().manual_seed(0)
-    similarity = torch.rand(4, 7, generator=chance, dtype=torch.float64) * 2 - 1
+    rng = torch.Generator().manual_seed(0)
+    similarity = torch.rand(4, 7, generator=rng, dtype=torch.float64) * 2 - 1
     labels = torch.tensor([0, 1, 2, 3, 0, 1, 1])
     proposal = torch.tensor([0.2, 0.3, -1.0, -1.0, -1.0, 0.1, -1.0], dtype=torch.float64)
     total, t = 0.0, 0.5

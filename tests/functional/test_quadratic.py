@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cclis.functional.quadratic import Array, non_negative
+from cclis.functional.quadratic import Array, solve_nonnegative
 
 
 def brute_force(gram: Array, linear: Array) -> Array:
@@ -27,9 +27,9 @@ def brute_force(gram: Array, linear: Array) -> Array:
 @settings(deadline=None)
 @given(st.integers(1, 4), st.integers(0, 10_000))
 def test_it_finds_the_minimum(count: int, seed: int) -> None:
-    chance = np.random.default_rng(seed)
-    rows = chance.normal(size=(count, 6))
-    gram, linear = rows @ rows.T + 0.1 * np.eye(count), chance.normal(size=count)
-    found = non_negative(gram, linear)
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(count, 6))
+    gram, linear = rows @ rows.T + 0.1 * np.eye(count), rng.normal(size=count)
+    found = solve_nonnegative(gram, linear)
     assert (found >= 0).all()
     np.testing.assert_allclose(found, brute_force(gram, linear), atol=1e-8)

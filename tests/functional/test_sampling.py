@@ -550,8 +550,8 @@ class TestSelect:
 
 
 def test_the_form_that_takes_embeddings_is_the_proposal():
-    chance = torch.Generator().manual_seed(0)
-    z, c = (torch.nn.functional.normalize(torch.randn(n, 6, generator=chance)) for n in (30, 4))
+    rng = torch.Generator().manual_seed(0)
+    z, c = (torch.nn.functional.normalize(torch.randn(n, 6, generator=rng)) for n in (30, 4))
     labels = torch.arange(30) % 4
     expected = proposal(c @ z.T, labels, temperature=0.3)
     found = normalise(log_scores(z, c, labels, temperature=0.3), labels)

@@ -130,8 +130,8 @@ def kept(method: CCLIS, passes: list[Tensor], labels: Tensor, capacity: int) -> 
         assert augmented
         return represented(next(calls))
 
-    chance = torch.Generator().manual_seed(0)
-    found = method.keep(Visible(labels, represent), capacity, chance)
+    rng = torch.Generator().manual_seed(0)
+    found = method.keep(Visible(labels, represent), capacity, rng)
     assert next(calls, None) is None
     assert found.diagnosis["kept"] == labels[found.indices].bincount(minlength=4).tolist()
     return found

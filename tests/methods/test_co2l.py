@@ -85,8 +85,8 @@ def test_every_image_is_seen_twice_and_otherwise_each_time(monkeypatch) -> None:
 def test_the_memory_is_random_and_balanced(capacity: int) -> None:
     labels, chosen = torch.arange(40) % 4, set()
     for seed in range(5):
-        chance = torch.Generator().manual_seed(seed)
-        kept = make().keep(Visible(labels, pytest.fail), capacity, chance)
+        rng = torch.Generator().manual_seed(seed)
+        kept = make().keep(Visible(labels, pytest.fail), capacity, rng)
         chosen.add(tuple(kept.indices.tolist()))
     assert len(chosen) == 5
     for indices in chosen:

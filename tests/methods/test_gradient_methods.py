@@ -13,7 +13,7 @@ from cclis import load_benchmark
 from cclis.data.images import ImageSet
 from cclis.engine.trainer import Trainer
 from cclis.functional.coreset import weighted_coreset
-from cclis.functional.gradients import gem_strengths, gss_slots, inner_products
+from cclis.functional.gradients import gem_coefficients, gss_slots, inner_products
 from cclis.memory import Memory
 from cclis.methods import Batch, Visible, make_config
 from cclis.nn.network import Representation
@@ -37,10 +37,10 @@ def trainer(name: str, **settings: Any) -> Trainer:
 
 
 def batch(sizes: tuple[int, ...], **extras: Tensor) -> Batch:
-    chance = torch.Generator().manual_seed(1)
+    rng = torch.Generator().manual_seed(1)
     rows = sum(sizes)
-    images = torch.rand(rows, 1, 4, 4, generator=chance)
-    labels = torch.randint(0, 4, (rows,), generator=chance)
+    images = torch.rand(rows, 1, 4, 4, generator=rng)
+    labels = torch.randint(0, 4, (rows,), generator=rng)
     proposal = torch.tensor([-1.0] * sizes[0] + [1.0] * (rows - sizes[0]))
     return Batch(images, labels, proposal, extras, sizes)
 
@@ -110,7 +110,7 @@ def test_no_step_of_gem_goes_against_a_past_task(monkeypatch) -> None:
     # Steps of the first task come before; there is nothing to go against.
     for gradients, used in zip(seen, applied[-len(seen) :], strict=True):
         gradient, probes = gradients[0], gradients[1:]
-        strengths = gem_strengths(inner_products(gradients), margin=0.0)
+        strengths = gem_coefficients(inner_products(gradients), margin=0.0)
         torch.testing.assert_close(used, gradient + strengths.float() @ probes)
         cosine = probes @ used / (probes.norm(dim=1) * used.norm() + 1e-12)
         assert float(cosine.min()) > -1e-4
@@ -240,15 +240,15 @@ def test_the_memory_of_gss_is_what_its_rule_makes_of_the_stream(monkeypatch) -> 
         take_in(inputs, count, slots, kept)
 
     monkeypatch.setattr(some._replay, "take_in", watched)
-    chance = torch.Generator()
-    chance.set_state(some._replay.generators["admit"].get_state())
+    rng = torch.Generator()
+    rng.set_state(some._replay.generators["admit"].get_state())
     digits = load_benchmark("split-digits", limit=40)
     for task in range(2):
         some.learn(digits[task].train, 2)
     held: dict[int, tuple[Tensor, float]] = {}
     for images, scores in offered:
         before = torch.tensor([held[slot][1] for slot in range(len(held))])
-        slots = gss_slots(before, scores, 20, generator=chance)
+        slots = gss_slots(before, scores, 20, generator=rng)
         new = zip(images, scores.tolist(), strict=True)
         held |= {
             slot: sample for slot, sample in zip(slots.tolist(), new, strict=True) if slot >= 0
@@ -268,12 +268,12 @@ def test_the_first_samples_have_nothing_to_be_compared_with() -> None:
 
 
 def test_gss_fills_its_memory_and_then_replaces_by_score() -> None:
-    gss, memory, chance = method("gss"), Memory(4), torch.Generator().manual_seed(0)
+    gss, memory, rng = method("gss"), Memory(4), torch.Generator().manual_seed(0)
 
     def offer(*scores: float) -> list[int]:
         kept = {"score": torch.tensor(scores)}
         # Where a reservoir would put them does not matter.
-        found = gss.admit(torch.zeros(len(scores), dtype=torch.int64), kept, memory, chance)
+        found = gss.admit(torch.zeros(len(scores), dtype=torch.int64), kept, memory, rng)
         images = torch.zeros(len(scores), 4, 4, 1, dtype=torch.uint8)
         memory.insert(found, ImageSet(images, torch.arange(len(scores))), kept)
         return found.tolist()
@@ -289,16 +289,16 @@ def test_gss_fills_its_memory_and_then_replaces_by_score() -> None:
 
 
 def test_gss_without_a_memory_keeps_nothing() -> None:
-    kept, chance = {"score": torch.tensor([0.1, 1.5])}, torch.Generator()
-    assert method("gss").admit(torch.tensor([-1, -1]), kept, Memory(0), chance).tolist() == [-1, -1]
+    kept, rng = {"score": torch.tensor([0.1, 1.5])}, torch.Generator()
+    assert method("gss").admit(torch.tensor([-1, -1]), kept, Memory(0), rng).tolist() == [-1, -1]
 
 
 # ---------------------------------------------------------------------------------------- GCR
 
 
 def test_gcr_weighs_what_it_replays() -> None:
-    chance = torch.Generator().manual_seed(3)
-    logits, weight = torch.rand(6, 6, generator=chance), torch.rand(6, generator=chance)
+    rng = torch.Generator().manual_seed(3)
+    logits, weight = torch.rand(6, 6, generator=rng), torch.rand(6, generator=rng)
     gcr = method("gcr", logit_weight=0.7, label_weight=0.4)
     some = batch((4, 3, 3), logits=logits, weight=weight)
     out = gcr.network.logits(some.images)
@@ -322,10 +322,10 @@ def gcr_of(features: int, classes: int, seen: int, **settings: Any) -> Any:
 
 
 def candidates(gcr: Any, labels: Tensor, features: Tensor) -> Visible:
-    chance = torch.Generator().manual_seed(4)
+    rng = torch.Generator().manual_seed(4)
     extras = {
-        "logits": torch.rand(len(labels), gcr.network.classes, generator=chance),
-        "weight": torch.rand(len(labels), generator=chance) + 0.5,
+        "logits": torch.rand(len(labels), gcr.network.classes, generator=rng),
+        "weight": torch.rand(len(labels), generator=rng) + 0.5,
     }
 
     def represent(*, augmented: bool) -> Representation:
@@ -397,8 +397,8 @@ def test_what_weighs_nothing_is_kept_only_where_there_is_too_little_else() -> No
 
 def test_the_gradients_to_match_are_those_of_what_is_replayed() -> None:
     gcr = gcr_of(5, 4, 2)
-    chance = torch.Generator().manual_seed(6)
-    features, stored = torch.rand(6, 5, generator=chance), torch.rand(6, 4, generator=chance)
+    rng = torch.Generator().manual_seed(6)
+    features, stored = torch.rand(6, 5, generator=rng), torch.rand(6, 4, generator=rng)
     found = gcr._gradients(features, stored, 1)
     for row in range(6):
         logits = gcr.network.classifier(features[row : row + 1])
@@ -453,10 +453,10 @@ def agreement(gradients: Tensor, weights: Tensor, target: Tensor) -> float:
 
 def test_the_coresets_gradient_points_where_that_of_all_does() -> None:
     gcr = gcr_of(64, 4, 2)
-    chance = torch.Generator().manual_seed(6)
-    features = torch.randn(60, 64, generator=chance).relu()
-    gradients = gcr._gradients(features, torch.randn(60, 4, generator=chance), 0)
-    before = 3 * torch.rand(60, generator=chance)
+    rng = torch.Generator().manual_seed(6)
+    features = torch.randn(60, 64, generator=rng).relu()
+    gradients = gcr._gradients(features, torch.randn(60, 4, generator=rng), 0)
+    before = 3 * torch.rand(60, generator=rng)
     target = before @ gradients
     chosen, weight = weighted_coreset(gradients, before, 6, ridge=0.5)
     reached = agreement(gradients[chosen], weight, target)

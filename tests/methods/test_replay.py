@@ -28,11 +28,11 @@ def method(name: str, **settings: Any) -> Any:
 
 def batch(replays: int, filled: float = 1.0) -> Batch:
     rows = 4 + 3 * replays
-    chance = torch.Generator().manual_seed(1)
-    images = torch.rand(rows, 1, 4, 4, generator=chance)
-    labels = torch.randint(0, 6, (rows,), generator=chance)
+    rng = torch.Generator().manual_seed(1)
+    images = torch.rand(rows, 1, 4, 4, generator=rng)
+    labels = torch.randint(0, 6, (rows,), generator=rng)
     proposal = torch.tensor([-1.0] * 4 + [filled] * 3 * replays)
-    extras = {"logits": torch.rand(3 * replays, 6, generator=chance)}
+    extras = {"logits": torch.rand(3 * replays, 6, generator=rng)}
     return Batch(images, labels, proposal, extras, (4, *[3] * replays))
 
 

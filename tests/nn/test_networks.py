@@ -246,7 +246,7 @@ def test_normalise_to_takes_mean_and_spread_of_every_channel(channels):
     # More than one part of the sum.
     pixels = np.random.default_rng(0).integers(0, 200, (5000, 2, 3, channels), dtype=np.uint8)
     network = ClassifierNetwork(nn.Flatten(), channels, 6 * channels, classes=2)
-    network.normalise_to(torch.from_numpy(pixels))
+    network.fit_normalisation(torch.from_numpy(pixels))
     scaled = pixels.reshape(-1, channels).astype(np.float64) / 255
     assert np.allclose(network.mean.numpy(), scaled.mean(axis=0), rtol=1e-6)
     assert np.allclose(network.std.numpy(), scaled.std(axis=0), rtol=1e-6)
@@ -260,7 +260,7 @@ def test_normalise_to_takes_mean_and_spread_of_every_channel(channels):
 @pytest.mark.parametrize("value", [0, 77, 255])
 def test_constant_images_normalise_to_nothing_but_zeros(value):
     network = ClassifierNetwork(nn.Flatten(), 1, 4, classes=2)
-    network.normalise_to(torch.full((10, 2, 2, 1), value, dtype=torch.uint8))
+    network.fit_normalisation(torch.full((10, 2, 2, 1), value, dtype=torch.uint8))
     features = network.features(torch.full((1, 1, 2, 2), value / 255))
     assert features.abs().max() < 1e-4
 

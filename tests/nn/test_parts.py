@@ -13,7 +13,7 @@ from cclis.errors import InputError
 from cclis.methods import Batch, make_config
 from cclis.nn.conv import ConvEncoder
 from cclis.nn.network import IDLE_DEVICES, ClassifierNetwork
-from cclis.nn.parts import PartwiseNorm
+from cclis.nn.parts import PartBatchNorm2d
 from cclis.nn.resnet import RESNETS
 from tests.conftest import METHODS
 
@@ -21,8 +21,8 @@ PARTS = 3
 
 
 def inputs(channels: int, side: int, each: int = 4) -> Tensor:
-    chance = torch.Generator().manual_seed(0)
-    batches = torch.randn(PARTS, each, channels, side, side, generator=chance, dtype=torch.float64)
+    rng = torch.Generator().manual_seed(0)
+    batches = torch.randn(PARTS, each, channels, side, side, generator=rng, dtype=torch.float64)
     # Parts differ, so that common statistics would show.
     shifts = torch.arange(PARTS, dtype=torch.float64).view(-1, 1, 1, 1, 1)
     return (batches * (1 + shifts) + shifts).flatten(0, 1)
@@ -48,7 +48,7 @@ def test_every_part_has_its_own_statistics(memory_format: torch.memory_format) -
     plain = nn.BatchNorm2d(5).double()
     nn.init.normal_(plain.weight)
     nn.init.normal_(plain.bias)
-    partwise = PartwiseNorm(5).double()
+    partwise = PartBatchNorm2d(5).double()
     partwise.load_state_dict(plain.state_dict())
     x = inputs(5, 6).to(memory_format=memory_format).requires_grad_()
     y = x.detach().clone().requires_grad_()
@@ -62,14 +62,14 @@ def test_every_part_has_its_own_statistics(memory_format: torch.memory_format) -
 
 
 def test_half_precision_is_normalised_in_full() -> None:
-    norm, x = PartwiseNorm(5), inputs(5, 6).bfloat16()
+    norm, x = PartBatchNorm2d(5), inputs(5, 6).bfloat16()
     found = norm(x, PARTS)
     assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found, PartwiseNorm(5)(x.float(), PARTS).bfloat16())
+    torch.testing.assert_close(found, PartBatchNorm2d(5)(x.float(), PARTS).bfloat16())
 
 
 def test_parts_do_not_matter_in_eval_mode() -> None:
-    norm, x = PartwiseNorm(5).double().eval(), inputs(5, 6)
+    norm, x = PartBatchNorm2d(5).double().eval(), inputs(5, 6)
     norm.running_mean.fill_(0.3)
     before = copy.deepcopy(norm.state_dict())
     assert torch.equal(norm(x, PARTS), norm(x))
@@ -78,7 +78,7 @@ def test_parts_do_not_matter_in_eval_mode() -> None:
 
 def test_parts_must_be_equal() -> None:
     with pytest.raises(InputError, match="7 samples are not 2 equal parts"):
-        PartwiseNorm(5)(torch.zeros(7, 5, 2, 2), 2)
+        PartBatchNorm2d(5)(torch.zeros(7, 5, 2, 2), 2)
 
 
 ENCODERS: dict[str, Any] = {name: lambda make=make: make(2, 4) for name, make in RESNETS.items()}
@@ -112,9 +112,9 @@ def test_batches_go_through_a_network_in_one_pass(name: str, monkeypatch: Any) -
     one = network(ENCODERS[name]())
     other = copy.deepcopy(one)
     x, sizes = inputs(2, 8), (4, 4, 4)
-    apart = other.logits_apart(x, sizes)
+    apart = other.logits_per_part(x, sizes)
     passes = as_on_a_gpu(one, monkeypatch)
-    together = one.logits_apart(x, sizes)
+    together = one.logits_per_part(x, sizes)
     assert passes == [PARTS]
     assert [len(logits) for logits in together] == list(sizes)
     torch.testing.assert_close(torch.cat(together), torch.cat(apart))
@@ -149,7 +149,7 @@ def test_what_cannot_be_kept_apart_goes_one_by_one(
     some = network(encoder)
     passes = as_on_a_gpu(some, monkeypatch)
     x = inputs(2, 8)[: sum(sizes)]
-    found = some.logits_apart(x, sizes)
+    found = some.logits_per_part(x, sizes)
     assert passes == [1] * len(sizes)
     expected = [some.logits(part) for part in x.split(sizes)]
     torch.testing.assert_close(torch.cat(found), torch.cat(expected))
@@ -159,7 +159,7 @@ def test_a_cpu_takes_them_one_by_one(monkeypatch: Any) -> None:
     some = network(ConvEncoder(2, 4))
     passes = as_on_a_gpu(some, monkeypatch)
     monkeypatch.setattr("cclis.nn.network.IDLE_DEVICES", IDLE_DEVICES)
-    some.logits_apart(inputs(2, 8), (4, 4, 4))
+    some.logits_per_part(inputs(2, 8), (4, 4, 4))
     assert passes == [1, 1, 1]
 
 
@@ -169,9 +169,9 @@ def test_a_compiled_encoder_keeps_them_apart(monkeypatch: Any) -> None:
     compiled = copy.deepcopy(plain)
     compiled.compile_encoder()
     x, sizes = inputs(2, 8), (4, 4, 4)
-    apart = torch.cat(plain.logits_apart(x, sizes))
+    apart = torch.cat(plain.logits_per_part(x, sizes))
     passes = as_on_a_gpu(compiled, monkeypatch)
-    together = torch.cat(compiled.logits_apart(x, sizes))
+    together = torch.cat(compiled.logits_per_part(x, sizes))
     assert passes == [PARTS]
     torch.testing.assert_close(together, apart)
     agree(learned(compiled, together), learned(plain, apart))

@@ -50,9 +50,9 @@ def found(module: nn.Module, images: Tensor, labels: Tensor, first: int) -> Tens
 
 
 def samples(count: int, side: int = 8) -> tuple[Tensor, Tensor]:
-    chance = torch.Generator().manual_seed(1)
-    images = torch.randn(count, 3, side, side, generator=chance, dtype=torch.float64)
-    return images, torch.randint(0, 4, (count,), generator=chance)
+    rng = torch.Generator().manual_seed(1)
+    images = torch.randn(count, 3, side, side, generator=rng, dtype=torch.float64)
+    return images, torch.randint(0, 4, (count,), generator=rng)
 
 
 LAYOUTS = {"channels first": torch.contiguous_format, "channels last": torch.channels_last}

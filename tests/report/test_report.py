@@ -71,10 +71,10 @@ def records() -> list[dict[str, Any]]:
 
 @pytest.fixture
 def analysis() -> dict[str, torch.Tensor]:
-    chance = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     labels = torch.arange(12) % 3
-    embeddings = torch.randn(12, 8, generator=chance)
-    images = torch.randint(256, (12, 8, 8, 3), generator=chance, dtype=torch.uint8)
+    embeddings = torch.randn(12, 8, generator=rng)
+    images = torch.randint(256, (12, 8, 8, 3), generator=rng, dtype=torch.uint8)
     return {
         "confusion.linear": torch.tensor([[3, 1, 0], [0, 4, 0], [2, 0, 2]]),
         "confusion.prototype": torch.eye(3, dtype=torch.int64) * 4,
@@ -241,14 +241,12 @@ def test_a_large_memory_is_shown_in_part(
     result: dict[str, Any], analysis: dict[str, torch.Tensor]
 ) -> None:
     count = 6000
-    chance = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     large = {
-        "memory.images": torch.randint(
-            256, (count, 64, 40, 3), generator=chance, dtype=torch.uint8
-        ),
+        "memory.images": torch.randint(256, (count, 64, 40, 3), generator=rng, dtype=torch.uint8),
         "memory.labels": torch.arange(count) % 3,
-        "memory.proposal": torch.rand(count, generator=chance),
-        "confusion.linear": torch.randint(100, (3, 3), generator=chance),
+        "memory.proposal": torch.rand(count, generator=rng),
+        "confusion.linear": torch.randint(100, (3, 3), generator=rng),
     }
     text = render(result, analysis=large)
     assert text.count("<i title=") == 3 * (2000 // 3)
@@ -259,8 +257,8 @@ def test_a_large_memory_is_shown_in_part(
 
 def test_a_confusion_of_many_classes_is_no_large_page(result: dict[str, Any]) -> None:
     names = [f"class {number}" for number in range(200)]
-    chance = torch.Generator().manual_seed(0)
-    counts = torch.randint(9, (200, 200), generator=chance)
+    rng = torch.Generator().manual_seed(0)
+    counts = torch.randint(9, (200, 200), generator=rng)
     many = {**result, "class_names": names, "task_sizes": [100, 100]}
     confused = {"confusion.linear": counts, "confusion.prototype": counts}
     assert len(render(many, analysis=confused)) < 6.5e6

@@ -314,9 +314,9 @@ def test_any_methods_are_compared_with_any_memory(tmp_path: Path) -> None:
 
 def test_methods_are_compared_on_own_data(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(6), 12)
-    images = chance.integers(0, 256, (72, 8, 8, 1), dtype=np.uint8)
+    images = rng.integers(0, 256, (72, 8, 8, 1), dtype=np.uint8)
     arrays = {"x_train": images, "y_train": labels, "x_test": images, "y_test": labels}
     np.savez("mine.npz", **arrays)
     own = ("--method", "er", "finetune", "--benchmark", "npz", "--memory", "20", "--tasks", "3")
@@ -340,9 +340,9 @@ def test_methods_are_compared_on_own_data(tmp_path: Path, capsys, monkeypatch) -
 
 
 def test_photos_of_any_size_are_compared(tmp_path: Path) -> None:
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for split, label, number in product(("train", "test"), "abcd", range(3)):
-        pixels = chance.integers(0, 256, (9 + number, 8, 3), dtype=np.uint8)
+        pixels = rng.integers(0, 256, (9 + number, 8, 3), dtype=np.uint8)
         path = tmp_path / "photos" / split / label / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(path)

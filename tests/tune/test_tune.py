@@ -206,16 +206,16 @@ def test_what_lags_behind_is_pruned_and_does_not_win(tmp_path: Path, monkeypatch
 
 
 def test_pruning_saves_time_and_still_tries_good_points_to_their_end() -> None:
-    chance = random.Random(0)
+    rng = random.Random(0)
     found, steps, regret = 0, 0, []
     for _ in range(20):
         study = optuna.create_study(direction="maximize")
         best, best_found = -math.inf, -math.inf
         for _ in range(25):
-            trial, quality, pruned = study.ask(), chance.gauss(70, 5), False
+            trial, quality, pruned = study.ask(), rng.gauss(70, 5), False
             for step in range(1, 10):
                 # Late tasks tell good points from bad ones.
-                accuracy = 70 + (quality - 70) * step / 9 + chance.gauss(0, 1)
+                accuracy = 70 + (quality - 70) * step / 9 + rng.gauss(0, 1)
                 trial.report(accuracy, step)
                 steps += 1
                 pruned = lags(study, accuracy, step)

@@ -1,7 +1,7 @@
 """Batched augmentation on tensors: every sample has its own parameters, none waits for the host.
 
 All shapes follow from the batch and the settings. torch.compile cannot trace a generator, which
-only `draw_chances` touches: a compiled step takes what it drew as an input, and `augment` is one
+only `draw_uniforms` touches: a compiled step takes what it drew as an input, and `augment` is one
 graph.
 """
 
@@ -17,7 +17,7 @@ from cclis.errors import InputError
 from cclis.settings import AugmentationOptions
 
 TRIES = 10
-CHANCES = 2 * TRIES + 11  # random numbers a sample takes
+UNIFORMS = 2 * TRIES + 11  # random numbers a sample takes
 ASPECT = (3 / 4, 4 / 3)
 BRIGHTNESS, CONTRAST, SATURATION, HUE = 0.4, 0.4, 0.4, 0.1
 SIGMA = (0.1, 2.0)
@@ -51,12 +51,14 @@ class Draw:
     sigma: Tensor
 
 
-def draw_chances(count: int, generator: torch.Generator) -> Tensor:
-    """The random numbers that `count` samples take, (CHANCES, count), on the generator's device."""
-    return torch.rand(CHANCES, count, generator=generator, device=generator.device)
+def draw_uniforms(count: int, generator: torch.Generator) -> Tensor:
+    """Uniform random numbers for `count` samples, (UNIFORMS, count), on the generator's device."""
+    return torch.rand(UNIFORMS, count, generator=generator, device=generator.device)
 
 
-def parameters(augmentation: AugmentationOptions, chances: Tensor, height: int, width: int) -> Draw:
+def parameters(
+    augmentation: AugmentationOptions, uniforms: Tensor, height: int, width: int
+) -> Draw:
     """The parameters that random numbers stand for.
 
     Every stage has its own of them whatever the settings are, so that changing one stage leaves
@@ -64,17 +66,17 @@ def parameters(augmentation: AugmentationOptions, chances: Tensor, height: int, 
 
     Args:
         augmentation: The settings.
-        chances: Uniform in [0, 1), (CHANCES, B).
+        uniforms: Uniform in [0, 1), (UNIFORMS, B).
         height: Height of the images, H.
         width: Width of the images, W.
     """
-    area, aspect, others = chances[:TRIES], chances[TRIES : 2 * TRIES], chances[2 * TRIES :]
+    area, aspect, others = uniforms[:TRIES], uniforms[TRIES : 2 * TRIES], uniforms[2 * TRIES :]
     top, left, flip, jitter, brightness, contrast, saturation, hue, gray, blur, sigma = others
     if augmentation.crop == "resized":
         box = _resized_box(augmentation.crop_scale, height, width, area, aspect, top, left)
     else:
         reach = augmentation.padding if augmentation.crop == "padded" else 0
-        top, left = (_integer(chance, 2 * reach + 1) - reach for chance in (top, left))
+        top, left = (_integer(uniform, 2 * reach + 1) - reach for uniform in (top, left))
         box = torch.stack((top, left, torch.full_like(top, height), torch.full_like(left, width)))
     # Scaling the deviations by zero is the jitter's absence.
     strength = augmentation.jitter_strength * (jitter < augmentation.jitter)
@@ -123,20 +125,20 @@ def apply(images: Tensor, draw: Draw, augmentation: AugmentationOptions) -> Tens
         return x.clamp(0, 1).contiguous(memory_format=torch.channels_last)
 
 
-def augment(images: Tensor, augmentation: AugmentationOptions, chances: Tensor) -> Tensor:
+def augment(images: Tensor, augmentation: AugmentationOptions, uniforms: Tensor) -> Tensor:
     """Images augmented as random numbers say; everything but drawing them is one graph.
 
     Args:
         images: uint8, (B, H, W, C) with one or three channels.
         augmentation: The settings.
-        chances: What `draw_chances` drew for B samples, on the images' device.
+        uniforms: What `draw_uniforms` drew for B samples, on the images' device.
 
     Returns:
         float32 within [0, 1], (B, C, H, W) in channels-last memory.
     """
     _check(images)
     height, width = images.shape[1:3]
-    return apply(images, parameters(augmentation, chances, height, width), augmentation)
+    return apply(images, parameters(augmentation, uniforms, height, width), augmentation)
 
 
 def to_float(images: Tensor) -> Tensor:
@@ -153,9 +155,9 @@ def _check(images: Tensor) -> None:
         )
 
 
-def _integer(chance: Tensor, count: Tensor | int) -> Tensor:
-    """Uniform whole numbers 0..count-1, as floats, from uniform chances in [0, 1)."""
-    return (chance * count).floor()
+def _integer(uniform: Tensor, count: Tensor | int) -> Tensor:
+    """Uniform integers 0..count-1, as floats, from uniform numbers in [0, 1)."""
+    return (uniform * count).floor()
 
 
 def _resized_box(
@@ -167,7 +169,7 @@ def _resized_box(
     top: Tensor,
     left: Tensor,
 ) -> Tensor:
-    """The boxes (4, B) of torchvision's RandomResizedCrop from chances (TRIES, B) and (B,)."""
+    """The boxes (4, B) of torchvision's RandomResizedCrop from uniforms (TRIES, B) and (B,)."""
     low, high = ASPECT
     root = (height * width * (scale + (1 - scale) * area)).sqrt()
     stretch = (0.5 * (math.log(low) + math.log(high / low) * aspect)).exp()

@@ -30,7 +30,9 @@ class Mix:
         return self.task + self.replay
 
 
-def mix(task: int, memory: int, batch_size: int, replay_share: float | None = None) -> Mix:
+def proportional_mix(
+    task: int, memory: int, batch_size: int, replay_share: float | None = None
+) -> Mix:
     """The mix for a task and a memory of these sizes.
 
     Args:
@@ -52,7 +54,7 @@ def mix(task: int, memory: int, batch_size: int, replay_share: float | None = No
     return Mix(batch - replay, replay, steps)
 
 
-def mix_beside(task: int, batch_size: int, replayed: int) -> Mix:
+def fixed_mix(task: int, batch_size: int, replayed: int) -> Mix:
     """The mix of batches of the task alone with `replayed` samples beside each."""
     if task < 1:
         raise InputError("a task needs at least one sample")
@@ -60,7 +62,7 @@ def mix_beside(task: int, batch_size: int, replayed: int) -> Mix:
     return Mix(batch, replayed, -(-task // batch))
 
 
-def draw_beside(
+def draw_replay(
     kept: Tensor, most: int, how: Mix, replays: int, generator: torch.Generator
 ) -> Tensor:
     """Indices into a memory that a stream fills, a row for every batch: (steps, replayed).
@@ -84,7 +86,9 @@ def draw_beside(
     return torch.where(kept[:, None] > 0, drawn, 0)
 
 
-def epoch(task: int, memory: int, how: Mix, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def epoch_indices(
+    task: int, memory: int, how: Mix, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """Indices into the task and into the memory, a row for every batch: (steps, samples of it).
 
     Each kind is passed through in random order, and again in a new order where an epoch needs

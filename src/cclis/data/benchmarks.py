@@ -165,7 +165,7 @@ def held_out(dataset: Dataset, share: float, seed: int) -> Dataset:
         seed: Seed of the choice.
     """
     labels = dataset.train.labels
-    chance = np.random.default_rng([seed, len(labels)])
+    rng = np.random.default_rng([seed, len(labels)])
     held = np.zeros(len(labels), dtype=np.bool_)
     for label in np.unique(labels):
         of_class = np.flatnonzero(labels == label)
@@ -173,7 +173,7 @@ def held_out(dataset: Dataset, share: float, seed: int) -> Dataset:
             name = dataset.class_names[label]
             raise InputError(f"class '{name}' has one training image: none can be held out")
         count = min(max(1, round(share * len(of_class))), len(of_class) - 1)
-        held[chance.choice(of_class, count, replace=False)] = True
+        held[rng.choice(of_class, count, replace=False)] = True
     return Dataset(dataset.train.part(~held), dataset.train.part(held), dataset.class_names)
 
 

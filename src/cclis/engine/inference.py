@@ -10,9 +10,10 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from cclis.data.augment import CHANCES, augment, draw_chances, to_float
-from cclis.engine.feed import feed
+from cclis.data.augment import UNIFORMS, augment, draw_uniforms, to_float
+from cclis.engine.prefetch import prefetch
 from cclis.engine.recording import Recording, Tensors
+from cclis.functional.precision import at_least_float32
 from cclis.nn.compiling import compiled, compiled_for_all, compiles
 from cclis.nn.network import Network, Representation, evaluating
 from cclis.settings import Config
@@ -57,9 +58,9 @@ class Inference:
         """
         features, embeddings = [], []
         with self._turn, self._own_modes(), evaluating(self.network):
-            for part in feed(torch.split(images, BATCH), self.device):
-                chances = None if augmented is None else draw_chances(len(part), augmented)
-                found = self._one_batch(part, chances)
+            for part in prefetch(torch.split(images, BATCH), self.device):
+                uniforms = None if augmented is None else draw_uniforms(len(part), augmented)
+                found = self._one_batch(part, uniforms)
                 features.append(found[0])
                 embeddings.append(found[1])
             return Representation(torch.cat(features), torch.cat(embeddings))
@@ -74,25 +75,27 @@ class Inference:
         ):
             yield
 
-    def _one_batch(self, images: Tensor, chances: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _one_batch(self, images: Tensor, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
         count = len(images)
         if self._compiled and count < BATCH:
             images = torch.cat([images, images.new_zeros(BATCH - count, *images.shape[1:])])
-            if chances is not None:
-                chances = torch.cat([chances, chances.new_zeros(CHANCES, BATCH - count)], dim=1)
-        inputs = {"images": images} if chances is None else {"images": images, "chances": chances}
-        features, embeddings = self._passes[chances is None](inputs)
+            if uniforms is not None:
+                uniforms = torch.cat([uniforms, uniforms.new_zeros(UNIFORMS, BATCH - count)], dim=1)
+        inputs = (
+            {"images": images} if uniforms is None else {"images": images, "uniforms": uniforms}
+        )
+        features, embeddings = self._passes[uniforms is None](inputs)
         # Copies: the next batch is written to the same place.
         return features[:count].clone(), embeddings[:count].clone()
 
     def _pass(self, inputs: Tensors) -> tuple[Tensor, Tensor]:
         with self._fabric.autocast():
-            if "chances" in inputs:
-                floats = self._augment(inputs["images"], self._config, inputs["chances"])
+            if "uniforms" in inputs:
+                floats = self._augment(inputs["images"], self._config, inputs["uniforms"])
             else:
                 floats = self._to_float(inputs["images"])
             return self._represent(floats)
 
     def _represented(self, images: Tensor) -> tuple[Tensor, Tensor]:
         features = self.network.features(images)
-        return features.float(), self.network.project(features)
+        return at_least_float32(features), self.network.project(features)

@@ -57,7 +57,7 @@ class Optimizer:
         length: Tensor = torch.stack(torch._foreach_norm(gradients)).norm()
         return length
 
-    def gradients_of(self, loss: Tensor) -> Tensor:
+    def gradient_of(self, loss: Tensor) -> Tensor:
         """The gradient of a loss, as one vector (P,) over what learns; parameters keep theirs."""
         found = torch.autograd.grad(loss, self._learning(), allow_unused=True)
         return self._joined(found)
@@ -67,7 +67,7 @@ class Optimizer:
         """The gradients of the parameters that learn, as one vector (P,)."""
         return self._joined([parameter.grad for parameter in self._learning()])
 
-    def follow(self, gradient: Tensor) -> None:
+    def set_gradient(self, gradient: Tensor) -> None:
         """Take a vector (P,) for these gradients."""
         parts = torch.split(gradient, [p.numel() for p in self._learning()])
         for parameter, part in zip(self._learning(), parts, strict=True):

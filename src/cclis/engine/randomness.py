@@ -13,7 +13,7 @@ import torch
 
 
 def seed_for(seed: int, *purpose: str | int) -> int:
-    """A seed of its own for every purpose, so that one use of chance cannot shift another."""
+    """A seed of its own for every purpose, so that draws for one never shift those for another."""
     text = "/".join(str(part) for part in (seed, *purpose))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
@@ -38,17 +38,17 @@ def seeded(seed: int, *purpose: str | int, device: torch.device | None = None) -
 @contextmanager
 def globally_seeded(seed: int) -> Iterator[None]:
     """All global generators seeded, and put back afterwards."""
-    before = global_chance()
+    before = rng_state()
     torch.manual_seed(seed_for(seed, "torch"))
     random.seed(seed_for(seed, "python"))
     np.random.seed(seed_for(seed, "numpy") % 2**32)
     try:
         yield
     finally:
-        restore_global_chance(*before)
+        restore_rng_state(*before)
 
 
-def global_chance() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def rng_state() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The states of all global generators, which an encoder of one's own may draw from.
 
     As tensors, and as numbers that JSON can hold.
@@ -63,8 +63,8 @@ def global_chance() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     }
 
 
-def restore_global_chance(tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
-    """Take back what `global_chance` gave."""
+def restore_rng_state(tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
+    """Take back what `rng_state` gave."""
     torch.set_rng_state(tensors["torch"].cpu())
     if "cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["cuda"].cpu())

@@ -30,11 +30,11 @@ class Recording(Generic[Results]):
 
     Args:
         function: What to record.
-        modest: Whether it borrows so little memory that there is always room.
+        skip_memory_check: Record without testing for free GPU memory: the function needs little.
     """
 
-    def __init__(self, function: Callable[[Tensors], Results], *, modest: bool = False):
-        self._function, self._modest = function, modest
+    def __init__(self, function: Callable[[Tensors], Results], *, skip_memory_check: bool = False):
+        self._function, self._skip_memory_check = function, skip_memory_check
         self.forget()
 
     def forget(self) -> None:
@@ -53,7 +53,7 @@ class Recording(Generic[Results]):
         self._calls += 1
         if self._calls == WARMUP + 1:
             # Before, not when it has failed: torch keeps the memory of a recording that broke off.
-            self._records = self._modest or _room_for_what_was_borrowed()
+            self._records = self._skip_memory_check or _room_for_what_was_borrowed()
         if self._calls <= WARMUP or not self._records:
             return self._aside(inputs)
         if self._recorded is None:

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cclis.data.augment import draw_chances
-from cclis.data.batches import Mix, draw_beside, epoch, mix, mix_beside
+from cclis.data.augment import draw_uniforms
+from cclis.data.batches import Mix, draw_replay, epoch_indices, fixed_mix, proportional_mix
 from cclis.data.images import ImageSet
 from cclis.engine.devices import one_thread
-from cclis.engine.feed import feed
+from cclis.engine.prefetch import prefetch
 from cclis.engine.randomness import generator
 from cclis.functional.exemplars import reservoir_slots
 from cclis.memory import Memory
@@ -22,7 +22,7 @@ from cclis.settings import Config, MixOptions, StreamReplayOptions
 ON_THE_HOST = ("replay", "admit")
 """What a memory replays and takes in is decided on the host, which knows how far it is filled."""
 GENERATORS = ("order", "augment", *ON_THE_HOST)
-"""Those that go on from step to step; all other chance has a seed of its own for every task."""
+"""Those that go on from step to step; all others are seeded anew for every task."""
 OF_AN_EPOCH = ("order", "replay")
 """Those that are drawn from before an epoch, for all its steps."""
 
@@ -63,16 +63,16 @@ class Replay:
         """
         config, method = self._config, self._method
         if method.by_task:
-            how = mix_beside(samples, config.batch_size, len(self._memory))
+            how = fixed_mix(samples, config.batch_size, len(self._memory))
             self._tasks = self._task_of_each(task_sizes)
             of_tasks = self._tasks.bincount(minlength=len(task_sizes)).tolist()
             return how, (how.task, *(size for size in of_tasks if size))
         if not method.replays:
             share = config.replay_share if isinstance(config, MixOptions) else None
-            return mix(samples, len(self._memory), config.batch_size, share), ()
+            return proportional_mix(samples, len(self._memory), config.batch_size, share), ()
         assert isinstance(config, StreamReplayOptions)
         each = config.replay_batch_size
-        how = mix_beside(samples, config.batch_size, method.replays * each)
+        how = fixed_mix(samples, config.batch_size, method.replays * each)
         return how, (how.task, *[each] * method.replays)
 
     def batches(self, task: ImageSet, how: Mix, done: int) -> Iterator[tuple[Inputs, Tensor]]:
@@ -81,7 +81,7 @@ class Replay:
             plan = self._plan(len(task), how, done)
         of_task, of_memory, slots = (rows[done:] for rows in plan)
         chosen = (task.images[indices] for indices in of_task.to(task.images.device))
-        fed, labels = feed(chosen, self._device), task.labels[of_task]
+        fed, labels = prefetch(chosen, self._device), task.labels[of_task]
         not_replayed = torch.full((how.task,), -1.0, device=self._device)
         for images, known, replayed, where in zip(fed, labels, of_memory, slots, strict=True):
             new = {"images": images, "labels": known, "proposal": not_replayed}
@@ -90,8 +90,8 @@ class Replay:
             views = self._method.views
             if views > 1:
                 rows = {name: torch.cat([value] * views) for name, value in rows.items()}
-            chances = draw_chances(how.batch * views, self.generators["augment"])
-            yield {**rows, **past, "chances": chances}, where
+            uniforms = draw_uniforms(how.batch * views, self.generators["augment"])
+            yield {**rows, **past, "uniforms": uniforms}, where
 
     def take_in(self, batch: Inputs, count: int, slots: Tensor, kept: dict[str, Tensor]) -> None:
         """After a step of a method that streams: the memory takes in what the method admits.
@@ -110,23 +110,23 @@ class Replay:
         """For every step of an epoch: samples of the task, of the memory, slots of a reservoir."""
         order, nowhere = self.generators["order"], torch.empty(how.steps, 0, dtype=torch.int64)
         if not self._method.replays and not self._method.by_task:
-            return *epoch(samples, len(self._memory), how, order), nowhere
-        of_task, _ = epoch(samples, 0, Mix(how.task, 0, how.steps), order)
+            return *epoch_indices(samples, len(self._memory), how, order), nowhere
+        of_task, _ = epoch_indices(samples, 0, Mix(how.task, 0, how.steps), order)
         if self._method.by_task:
             return of_task, self._tasks.argsort(stable=True).expand(how.steps, -1), nowhere
-        chance, replays = self.generators["replay"], self._method.replays
+        rng, replays = self.generators["replay"], self._method.replays
         if not self._method.streams:
             most = len(self._memory)
             kept = torch.full((how.steps,), most)
-            return of_task, self._here(draw_beside(kept, most, how, replays, chance)), nowhere
-        seen, before = self._memory.seen - done * how.task, self._memory.before
+            return of_task, self._here(draw_replay(kept, most, how, replays, rng)), nowhere
+        seen, before = self._memory.seen - done * how.task, self._memory.previous
         passed = seen + how.task * torch.arange(how.steps)
-        kept = before + self._memory.replayed(passed)
+        kept = before + self._memory.replay_sizes(passed)
         # Not all of the capacity: less may have passed by when the epoch ends.
         most = before + min(self._memory.capacity, int(passed[-1]))
-        of_memory = self._here(draw_beside(kept, most, how, replays, chance))
+        of_memory = self._here(draw_replay(kept, most, how, replays, rng))
         room = self._memory.reservoir or self._memory.capacity
-        slots = reservoir_slots(seen, room, how.task, generator=chance, batches=how.steps)
+        slots = reservoir_slots(seen, room, how.task, generator=rng, batches=how.steps)
         slots = torch.where(slots < 0, slots, before + slots)
         return of_task, of_memory, slots.view(how.steps, how.task)
 

@@ -15,7 +15,7 @@ from cclis.methods import Batch, Method
 from cclis.nn.compiling import compiled, compiled_for_all, compiles
 from cclis.settings import Config
 
-INPUTS = ("images", "labels", "proposal", "chances")
+INPUTS = ("images", "labels", "proposal", "uniforms")
 
 
 class Step:
@@ -43,7 +43,7 @@ class Step:
         compiling = compiles(config, fabric.device)
         recorded = compiling and fabric.device.type == "cuda"
         self._recording = Recording(self._run) if recorded else None
-        self._turning = Recording(self._turn, modest=True)
+        self._turning = Recording(self._turn, skip_memory_check=True)
         self._augment = compiled_for_all(augment) if compiling else augment
         self._losses = compiled(method.losses, compiling)
         self._probes = compiled(method.probes, compiling)
@@ -84,7 +84,7 @@ class Step:
 
         Args:
             inputs: By name: images, uint8 (B, H, W, C); labels, int64 (B,); proposal (B,), as in
-                `Batch`; chances, random numbers for the augmentation, (CHANCES, B); and extras of
+                `Batch`; uniforms, random numbers for the augmentation, (UNIFORMS, B); and extras of
                 the replayed samples.
         """
         results = (self._recording or self._run)(inputs)
@@ -98,12 +98,12 @@ class Step:
 
     def _run(self, inputs: Tensors) -> tuple[Tensors, Tensors]:
         extras = dict(inputs)
-        images, labels, proposal, chances = (extras.pop(name) for name in INPUTS)
+        images, labels, proposal, uniforms = (extras.pop(name) for name in INPUTS)
         self._optimizer.zero_grad()
         with self._fabric.autocast():
             # Without gradients, as in inference: what is compiled for one serves the other.
             with torch.no_grad():
-                augmented = self._augment(images, self._config, chances)
+                augmented = self._augment(images, self._config, uniforms)
             batch = Batch(augmented, labels, proposal, extras, self.sizes)
             self._method.before_step(batch)
             # Before the losses: the statistics of batch norm are the task's rather than these.
@@ -113,7 +113,7 @@ class Step:
         self._fabric.backward(loss)
         self._loss = loss.detach()
         if probes:
-            others = [self._optimizer.gradients_of(probe) for probe in probes]
+            others = [self._optimizer.gradient_of(probe) for probe in probes]
             self._gradients = torch.stack([self._optimizer.gradient, *others])
             self._products = inner_products(self._gradients)
         else:
@@ -124,7 +124,7 @@ class Step:
     def _turn(self, inputs: Tensors) -> None:
         """Add the probes' gradients by their factors (T,), and update."""
         own, others = self._gradients[0], self._gradients[1:]
-        self._optimizer.follow(torch.addmv(own, others.T, inputs["factors"]))
+        self._optimizer.set_gradient(torch.addmv(own, others.T, inputs["factors"]))
         self._update()
 
     def _update(self) -> None:

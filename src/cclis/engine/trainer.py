@@ -25,7 +25,7 @@ from cclis.errors import InputError, as_input_errors
 from cclis.memory import Memory
 from cclis.methods import Batch, Visible, recorded, recorded_config
 from cclis.nn.compiling import compiles
-from cclis.nn.network import Representation, feature_dimension, made, make_encoder
+from cclis.nn.network import Representation, build_checked, feature_dimension, make_encoder
 from cclis.progress import QUIET, Progress
 from cclis.settings import Config, names_of
 
@@ -105,7 +105,9 @@ class Trainer:
                         raise InputError(f"the encoder's {name} is no tensor and cannot be saved")
             own, channels = encoder.cpu(), image_shape[2]
             self.features = feature_dimension(own, image_shape)
-            network = made(lambda: kind.make_network(config, own, channels, self.features, classes))
+            network = build_checked(
+                lambda: kind.make_network(config, own, channels, self.features, classes)
+            )
         try:
             network = self.fabric.to_device(network)
         except torch.OutOfMemoryError:
@@ -187,7 +189,7 @@ class Trainer:
         task = task.to(device, images="cpu" if stay else device)
         if self._position is None:
             if not self.task_sizes:
-                self.method.network.normalise_to(task.images)
+                self.method.network.fit_normalisation(task.images)
             self._make_room(self.method.seen + new_classes)
             self.method.begin_task(new_classes)
             self._position = Position(new_classes, self._replay.drawn())
@@ -295,16 +297,16 @@ class Trainer:
 
     def _refill(self, visible: ImageSet) -> dict[str, Any]:
         index, seed = len(self.task_sizes), self.config.seed
-        chances = generator(self.fabric.device, seed, "score", index)
+        augment_rng = generator(self.fabric.device, seed, "score", index)
         with self._progress.bar(f"task {index + 1}  scoring", self.method.passes) as bar:
 
             def represent(*, augmented: bool = True) -> Representation:
                 bar.advance()
-                return self.inference(visible.images, chances if augmented else None)
+                return self.inference(visible.images, augment_rng if augmented else None)
 
-            chance = generator("cpu", seed, "keep", index)
+            rng = generator("cpu", seed, "keep", index)
             choice = Visible(visible.labels, represent, self.memory.extras)
-            kept = self.method.keep(choice, self.memory.capacity, chance)
+            kept = self.method.keep(choice, self.memory.capacity, rng)
         self.memory.replace(visible[kept.indices], kept.proposal, kept.extras)
         return kept.diagnosis
 
@@ -477,7 +479,7 @@ class Trainer:
                 blank = make_encoder(config, shape) if encoder is None else nn.Identity()
                 kind = recorded(config.method)
                 claimed = kind.make_network(config, blank, shape[2], 1, classes)
-            there = under("network.", tensors)
+            there = strip_prefix("network.", tensors)
             for name, value in claimed.state_dict().items():
                 if name not in there or value.numel() > there[name].numel():
                     raise InputError(f"these weights belong to another network: {name} differs")
@@ -496,13 +498,13 @@ class Trainer:
     def _restore(self, tensors: dict[str, Tensor], description: Record) -> None:
         here = {name: tensor.to(self.fabric.device) for name, tensor in tensors.items()}
         self._give_room(description["classes"])
-        own, given = self.method.network.state_dict(), under("network.", here)
+        own, given = self.method.network.state_dict(), strip_prefix("network.", here)
         for name in sorted(own.keys() | given.keys()):
             if name not in own or name not in given or own[name].shape != given[name].shape:
                 raise InputError(f"these weights belong to another network: {name} differs")
         self.method.network.load_state_dict(given)
-        self.memory.load(under("memory.", here))
-        self._optimizer.load(under("momentum.", here))
+        self.memory.load(strip_prefix("memory.", here))
+        self._optimizer.load(strip_prefix("momentum.", here))
         for name, source in self._replay.generators.items():
             state = tensors[f"generator.{name}"]
             # A state from another kind of device does not fit; that generator starts afresh.
@@ -518,7 +520,7 @@ class Trainer:
             self._position = Position(drawn=self._replay.drawn(), totals=totals, **position)
             seen = sum(self.task_sizes)
             self.method.count(seen, seen + position["classes"])
-            self.method.load(under("method.", here))
+            self.method.load(strip_prefix("method.", here))
 
 
 def _let_go(error: BaseException | None) -> None:
@@ -528,6 +530,6 @@ def _let_go(error: BaseException | None) -> None:
         error = error.__context__
 
 
-def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def strip_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Those whose names begin with a prefix, without it."""
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

@@ -78,8 +78,8 @@ def evaluate(
 ) -> Evaluation:
     """Fit every head to what is visible and test it on all tasks so far.
 
-    Chance is drawn from `seed` and the number of classes alone, so that a later evaluation of the
-    same network gives the same numbers.
+    Generators are seeded by `seed` and the number of classes alone, so that evaluating the
+    same network again gives the same numbers.
     """
     heads = heads_for(tuple(heads), options)
     view = View(inference, visible, sum(task_sizes), options, seed)

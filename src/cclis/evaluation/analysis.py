@@ -38,7 +38,7 @@ def analyse(
         tensors |= {"memory.images": kept.images, "memory.labels": kept.labels}
         tensors["memory.proposal"] = memory.proposal
     if samples:
-        some = evenly(test.labels, samples)
+        some = evenly_spaced(test.labels, samples)
         tensors["test.images"] = test.images[some]
         tensors["test.labels"] = test.labels[some]
         tensors["test.predicted"] = list(found.predicted.values())[-1][some]
@@ -56,7 +56,7 @@ def confusion(labels: Tensor, predicted: Tensor, classes: int) -> Tensor:
     return (labels * classes + predicted).bincount(minlength=classes**2).view(classes, classes)
 
 
-def evenly(labels: Tensor, count: int) -> Tensor:
+def evenly_spaced(labels: Tensor, count: int) -> Tensor:
     """Indices of at most `count` samples: evenly spaced within a class, all classes alike."""
     classes = labels.bincount().nonzero()[:, 0]
     share = max(1, count // len(classes))

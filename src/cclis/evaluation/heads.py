@@ -27,7 +27,7 @@ LEAST_SPREAD = 1e-9
 """Share of the features' mean square that the variance of `discriminant` is at least."""
 PROBE_BLOCK = 16
 """Batches of the probe whose features are computed at once."""
-TRIED = 64
+CHECK_SAMPLES = 64
 """Samples that a fitted head is tried on."""
 
 
@@ -48,7 +48,7 @@ class Head:
     def scores(self, representation: Representation) -> Tensor:
         """Score of every class for every sample, (N, C)."""
         inputs = getattr(representation, self.on)
-        return F.linear(inputs, self.weight, self.bias)
+        return F.linear(inputs.to(self.weight.dtype), self.weight, self.bias)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,12 +60,14 @@ class Moments:
         features: Mean features of every class, float64, (C, F).
         covariance: Of features around their class's mean, the mean over classes, float64, (F, F).
         present: Whether a class has samples, (C,).
+        dtype: Of the features that the network gives.
     """
 
     embeddings: Tensor
     features: Tensor
     covariance: Tensor
     present: Tensor
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +79,7 @@ class View:
         visible: The memory as it was while the task was learned, and the task.
         classes: How many classes have been seen.
         options: Settings of the evaluation, of the kinds that the heads need.
-        seed: All chance comes from it and from the number of classes.
+        seed: Seeds all generators, together with the number of classes.
     """
 
     inference: Inference
@@ -87,11 +89,11 @@ class View:
     seed: int
 
     @cached_property
-    def tried(self) -> Representation:
+    def check_batch(self) -> Representation:
         """What the network makes of a few visible samples."""
-        return self.inference(self.visible.images[:TRIED])
+        return self.inference(self.visible.images[:CHECK_SAMPLES])
 
-    def chance(self, purpose: str) -> torch.Generator:
+    def rng(self, purpose: str) -> torch.Generator:
         """A generator for one purpose."""
         return generator(self.inference.device, self.seed, "head", purpose, self.classes)
 
@@ -99,12 +101,12 @@ class View:
     def moments(self) -> Moments:
         """How the classes lie, over augmented passes."""
         assert isinstance(self.options, MeansOptions)
-        chance, labels, passes = self.chance("means"), self.visible.labels, self.options.mean_passes
+        rng, labels, passes = self.rng("means"), self.visible.labels, self.options.mean_passes
         counts = labels.bincount(minlength=self.classes)
         share = (1 / (passes * counts[labels].double()))[:, None]
         sums = []
         for _ in range(passes):
-            seen = self.inference(self.visible.images, chance)
+            seen = self.inference(self.visible.images, rng)
             embeddings, features = seen.embeddings * share, seen.features.double()
             weighted = features * share
             sums.append(
@@ -120,7 +122,8 @@ class View:
             )
         means, centres, squares = (sum(parts[1:], parts[0]) for parts in zip(*sums, strict=True))
         covariance = (squares - centres.T @ centres) / (counts > 0).sum()
-        return Moments(F.normalize(means, dim=1).float(), centres, covariance, counts > 0)
+        means = F.normalize(means, dim=1).to(seen.embeddings.dtype)
+        return Moments(means, centres, covariance, counts > 0, seen.features.dtype)
 
     @cached_property
     def probes(self) -> dict[str, Head]:
@@ -130,19 +133,21 @@ class View:
         momentum 0.9 and no weight decay; the weights of the last epoch count, whatever they score.
         Probes of several learning rates start alike and see the same features.
         """
-        options, chance, visible = self.options, self.chance("linear"), self.visible
+        options, rng, visible = self.options, self.rng("linear"), self.visible
         assert isinstance(options, ProbeOptions)
         rates = {"linear": options.probe_learning_rate}
         if options.paper_probe_learning_rate is not None:
             rates["linear_paper"] = options.paper_probe_learning_rate
         device = self.inference.device
-        dimension = self.inference(visible[:1].images).features.shape[1]
+        features = self.inference(visible[:1].images).features
+        dimension, dtype = features.shape[1], features.dtype
+        # Drawn in float32 whatever the precision is, so that all start alike.
         start = torch.empty(self.classes, dimension + 1, device=device)
-        start.uniform_(-(dimension**-0.5), dimension**-0.5, generator=chance)
+        start.uniform_(-(dimension**-0.5), dimension**-0.5, generator=rng)
         # One layer a learning rate, (rates, classes, features and a one for the bias).
-        layers = start.repeat(len(rates), 1, 1)
+        layers = start.to(dtype).repeat(len(rates), 1, 1)
         momentum = torch.zeros_like(layers)
-        learning_rates = torch.tensor(list(rates.values()), device=device)[:, None, None]
+        learning_rates = layers.new_tensor(list(rates.values()))[:, None, None]
         counts = visible.labels.bincount()
         by_class = visible.labels.argsort(stable=True)
         present, first = counts.nonzero()[:, 0], counts.cumsum(dim=0) - counts
@@ -151,12 +156,12 @@ class View:
         for epoch in range(options.probe_epochs):
             passed = sum(epoch >= share * options.probe_epochs for share in PROBE_MILESTONES)
             decayed = learning_rates * PROBE_DECAY**passed
-            share = torch.rand(2, draws, generator=chance, device=device, dtype=torch.float64)
+            share = torch.rand(2, draws, generator=rng, device=device, dtype=torch.float64)
             classes = present[(share[0] * len(present)).long()]
             drawn = by_class[first[classes] + (share[1] * counts[classes]).long()]
             for block in torch.split(drawn, PROBE_BLOCK * batch):
                 chosen = visible[block]
-                features = self.inference(chosen.images, chance).features
+                features = self.inference(chosen.images, rng).features
                 inputs = F.pad(features, (0, 1), value=1.0)
                 targets = F.one_hot(chosen.labels, self.classes).to(inputs.dtype)
                 for x, y in zip(
@@ -185,7 +190,7 @@ def fit_linear_paper(view: View) -> Head:
 def fit_means(view: View) -> Head:
     """Nearest class mean of the visible embeddings; a class without samples is never chosen."""
     found = view.moments
-    bias = torch.zeros(view.classes, device=view.inference.device)
+    bias = found.embeddings.new_zeros(view.classes)
     return Head("embeddings", found.embeddings, bias.masked_fill(~found.present, -torch.inf))
 
 
@@ -204,7 +209,8 @@ def fit_discriminant(view: View) -> Head:
     covariance = (1 - SHRINKAGE) * found.covariance + SHRINKAGE * round_
     weight = torch.linalg.solve(covariance, found.features.T).T
     bias = -0.5 * (weight * found.features).sum(dim=1)
-    return Head("features", weight.float(), bias.float().masked_fill(~found.present, -torch.inf))
+    bias = bias.masked_fill(~found.present, -torch.inf)
+    return Head("features", weight.to(found.dtype), bias.to(found.dtype))
 
 
 def fit_prototype(view: View) -> Head:
@@ -214,7 +220,7 @@ def fit_prototype(view: View) -> Head:
         raise TypeError("the head 'prototype' needs a network with prototypes")
     prototypes = F.normalize(network.prototypes[: view.classes].detach(), dim=1)
     weight = F.normalize(prototypes + view.moments.embeddings, dim=1)
-    return Head("embeddings", weight, torch.zeros(view.classes, device=weight.device))
+    return Head("embeddings", weight, weight.new_zeros(view.classes))
 
 
 def fit_classifier(view: View) -> Head:
@@ -240,11 +246,11 @@ HEADS: dict[str, Callable[[View], Head]] = {
 def fit(name: str, view: View) -> Head:
     """The head of that name, if the network and it give finite numbers: a network may diverge by
     the very last step of a task, whose loss was still finite."""
-    if not bool(view.tried.features.isfinite().all()):
+    if not bool(view.check_batch.features.isfinite().all()):
         raise InputError("the network is no longer finite: a lower learning_rate may help")
     head = HEADS[name](view)
     # A class without samples scores minus infinity.
-    scores = head.scores(view.tried).masked_fill(head.bias == -torch.inf, 0)
+    scores = head.scores(view.check_batch).masked_fill(head.bias == -torch.inf, 0)
     if not bool(scores.isfinite().all()):
         rate = "probe_learning_rate" if name.startswith("linear") else "learning_rate"
         raise InputError(f"the head {name} is not finite: a lower {rate} may help")

@@ -22,8 +22,8 @@ import cclis
 from cclis.data.benchmarks import Benchmark, Task, load_benchmark
 from cclis.data.images import ImageSet
 from cclis.engine.devices import device_name, peak_memory
-from cclis.engine.randomness import global_chance, globally_seeded, restore_global_chance
-from cclis.engine.trainer import Learned, Record, Trainer, under
+from cclis.engine.randomness import globally_seeded, restore_rng_state, rng_state
+from cclis.engine.trainer import Learned, Record, Trainer, strip_prefix
 from cclis.errors import InputError, as_input_errors
 from cclis.evaluation.accuracy import Accuracies, evaluate
 from cclis.evaluation.analysis import analyse
@@ -89,8 +89,8 @@ class Journey:
             return  # and is not put at risk by being written again
         self.run.sync_log()
         tensors, description = self.trainer.state()
-        chance, description["chance"] = global_chance()
-        tensors |= {f"chance.{name}": state for name, state in chance.items()}
+        rng, description["chance"] = rng_state()
+        tensors |= {f"chance.{name}": state for name, state in rng.items()}
         description["versions"] = versions()
         description["config_hash"] = _hash(description["config"])
         description["journey"] = {
@@ -112,7 +112,7 @@ class Journey:
                 # Sums over other parts round differently.
                 torch.set_num_threads(int(there["threads"]))
             self.trainer.restore(tensors, description)
-            restore_global_chance(under("chance.", tensors), description["chance"])
+            restore_rng_state(strip_prefix("chance.", tensors), description["chance"])
             self.rows = [{h: Accuracies(**found) for h, found in r.items()} for r in there["rows"]]
             self._before = {name: float(there["costs"][name]) for name in self._before}
             if description["config_hash"] != _hash(description["config"]):

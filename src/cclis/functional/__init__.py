@@ -3,7 +3,7 @@
 from cclis.functional.coreset import matching_pursuit, weighted_coreset
 from cclis.functional.diagnostics import diagnose
 from cclis.functional.exemplars import herding, reservoir_slots
-from cclis.functional.gradients import gem_strengths, gss_slots, inner_products
+from cclis.functional.gradients import gem_coefficients, gss_slots, inner_products
 from cclis.functional.losses import icarl_loss, ird, prd, sample_nce, supcon
 from cclis.functional.metrics import (
     average_accuracy,
@@ -19,7 +19,7 @@ __all__ = [
     "backward_transfer",
     "diagnose",
     "forgetting",
-    "gem_strengths",
+    "gem_coefficients",
     "gss_slots",
     "herding",
     "icarl_loss",

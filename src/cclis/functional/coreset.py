@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cclis.errors import InputError
 from cclis.functional.exemplars import check_finite
-from cclis.functional.quadratic import non_negative
+from cclis.functional.quadratic import solve_nonnegative
 
 USEFUL = 1e-6
 """Smallest cosine of a gradient with the target that counts as more than rounding."""
@@ -56,7 +56,7 @@ def matching_pursuit(
             break
         tried = np.append(picked, best)
         grown = np.vstack([products, (rows @ rows[best]).cpu().numpy()])
-        fitted = non_negative(grown[:, tried] + ridge * np.eye(len(tried)), agreement[tried])
+        fitted = solve_nonnegative(grown[:, tried] + ridge * np.eye(len(tried)), agreement[tried])
         # What the fit takes off the cost; were it not to grow, rows could come and go for ever.
         reached = float(agreement[tried] @ fitted)
         if reached <= gain:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cclis.errors import InputError
-from cclis.functional.quadratic import non_negative
+from cclis.functional.quadratic import solve_nonnegative
 
 CHUNK_ELEMENTS = 2**24
 """Largest part of gradients held in float64 at a time: 128 MiB."""
@@ -34,7 +34,7 @@ def inner_products(rows: Tensor) -> Tensor:
     return products
 
 
-def gem_strengths(products: Tensor, *, margin: float, ridge: float = 0.0) -> Tensor:
+def gem_coefficients(products: Tensor, *, margin: float, ridge: float = 0.0) -> Tensor:
     """How far to turn a gradient towards those of past tasks, so that none of them is harmed (GEM:
     Lopez-Paz & Ranzato, 2017, Eqs. 8-11).
 
@@ -70,7 +70,7 @@ def gem_strengths(products: Tensor, *, margin: float, ridge: float = 0.0) -> Ten
     lengths[lengths == 0] = 1.0
     cosines = gram / np.outer(lengths, lengths) + RIDGE * eye
     linear = slopes / lengths + cosines @ (margin * lengths)
-    return torch.from_numpy(margin + non_negative(cosines, -linear) / lengths)
+    return torch.from_numpy(margin + solve_nonnegative(cosines, -linear) / lengths)
 
 
 def gss_slots(
@@ -110,18 +110,18 @@ def gss_slots(
         return torch.tensor(slots, dtype=torch.int64)
     memory, count = np.concatenate([old, np.zeros(capacity - len(old))]), len(old)
     holders: dict[int, int] = {}
-    for sample, (score, (place, chance)) in enumerate(
+    for sample, (score, (position, acceptance)) in enumerate(
         zip(new.tolist(), draws.tolist(), strict=True)
     ):
         if count < capacity:
             slot, count = count, count + 1
         elif score < 1:
             bounds = memory.cumsum()
-            slot = int(bounds.searchsorted(place * bounds[-1], side="right"))
+            slot = int(bounds.searchsorted(position * bounds[-1], side="right"))
             # Past the end only if all scores are zero, or by rounding.
             slot = min(slot, capacity - 1)
             held = float(memory[slot])
-            if chance * (held + score) >= held:
+            if acceptance * (held + score) >= held:
                 continue
         else:
             continue

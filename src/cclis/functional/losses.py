@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cclis.functional.precision import at_least_float32
+
 NEVER = -1e9
 """A logit so low that its softmax is exactly zero; infinity times zero would not be."""
 
@@ -35,7 +37,7 @@ def sample_nce(
         old_classes: Classes 0..old_classes-1 are old: their samples are replayed. A tensor, ()
             and int64, lets a compiled step serve for every task.
     """
-    logits = _at_least_float32(similarity) / temperature
+    logits = at_least_float32(similarity) / temperature
     classes = torch.arange(len(logits), device=labels.device)[:, None]
     own = classes == labels
     weighted = logits
@@ -63,8 +65,8 @@ def prd(
         student_temperature: κ_cur.
         teacher_temperature: κ_past.
     """
-    target = (_at_least_float32(teacher) / teacher_temperature).softmax(dim=0)
-    log_probability = (_at_least_float32(student) / student_temperature).log_softmax(dim=0)
+    target = (at_least_float32(teacher) / teacher_temperature).softmax(dim=0)
+    log_probability = (at_least_float32(student) / student_temperature).log_softmax(dim=0)
     return -(target * log_probability).sum(dim=0).mean()
 
 
@@ -139,7 +141,7 @@ def icarl_loss(
             classes that are not old is ignored. None, where there is no previous network, takes
             the labels for every class.
     """
-    logits = _at_least_float32(logits)
+    logits = at_least_float32(logits)
     classes = torch.arange(logits.shape[1], device=logits.device)
     target = (classes == labels[:, None]).to(logits.dtype)
     if old_probabilities is not None:
@@ -150,7 +152,7 @@ def icarl_loss(
 
 def _log_share_of_others(embeddings: Tensor, temperature: float) -> Tensor:
     """log softmax over j ≠ i of z_i·z_j / temperature, (B, B); on the diagonal about `NEVER`."""
-    z = _at_least_float32(embeddings)
+    z = at_least_float32(embeddings)
     # Cosines of 16 bits are too coarse for a temperature of 0.01.
     with torch.autocast(z.device.type, enabled=False):
         logits = z @ z.T / temperature
@@ -159,8 +161,3 @@ def _log_share_of_others(embeddings: Tensor, temperature: float) -> Tensor:
 
 def _itself(rows: Tensor) -> Tensor:
     return torch.eye(len(rows), dtype=torch.bool, device=rows.device)
-
-
-def _at_least_float32(x: Tensor) -> Tensor:
-    # Counts and proposals do not survive 16 bits: 257 samples of a class are 256 in bfloat16.
-    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 
-def non_negative(gram: Array, linear: Array) -> Array:
+def solve_nonnegative(gram: Array, linear: Array) -> Array:
     """The w ≥ 0, (k,), that minimises w' gram w / 2 - linear' w, with `gram` positive definite.
 
     In numpy: torch wakes its threads for the smallest factorisation, which takes milliseconds where

@@ -56,7 +56,7 @@ class DarkReplay(ClassifierMethod[ConfigT]):
 
     def logits_of_parts(self, batch: Batch) -> tuple[Tensor, ...]:
         """Logits of the task's samples, to be kept with them, and of every replay."""
-        apart = self.network.logits_apart(batch.images, batch.sizes)
+        apart = self.network.logits_per_part(batch.images, batch.sizes)
         batch.keep["logits"] = apart[0].detach()
         return apart
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cclis.functional.gradients import gem_strengths
+from cclis.functional.gradients import gem_coefficients
 from cclis.methods.base import Batch, Kept, Visible, random_choice
 from cclis.methods.classifier import ClassifierMethod
 from cclis.settings import ClassifierConfig, Options, setting
@@ -59,7 +59,7 @@ class GEM(ClassifierMethod[GEMConfig]):
     def steer(self, products: Tensor) -> Tensor:
         """To the nearest gradient that agrees with those of all past tasks (Eq. 8)."""
         strength, ridge = self.config.memory_strength, self.config.gradient_ridge
-        return gem_strengths(products, margin=strength, ridge=ridge)
+        return gem_coefficients(products, margin=strength, ridge=ridge)
 
     def keep(self, visible: Visible, capacity: int, generator: torch.Generator) -> Kept:
         """Samples at random, as many of every class; the paper keeps the last ones of each task."""

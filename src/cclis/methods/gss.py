@@ -52,7 +52,7 @@ class GSS(ClassifierMethod[GSSConfig]):
         def loss() -> Tensor:
             return F.cross_entropy(self.network.logits(images), labels, reduction="sum")
 
-        with self.network.looked_into():
+        with self.network.eval_uncompiled():
             cosines = gradient_cosines(self.network, loss, len(task.labels), len(references.labels))
         # Where a step is not finite, whoever watches over it says so; nothing is taken in.
         score = (cosines.amax(dim=1) + 1).clamp(0, 2).nan_to_num(2.0)

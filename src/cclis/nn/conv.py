@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from cclis.nn.parts import PartwiseNorm, Stack
+from cclis.nn.parts import PartBatchNorm2d, PartSequential
 
 
 class ConvEncoder(nn.Module):
@@ -14,7 +14,7 @@ class ConvEncoder(nn.Module):
 
     def __init__(self, channels: int = 1, width: int = 64):
         super().__init__()
-        self.layers = Stack(
+        self.layers = PartSequential(
             *_layer(channels, width, stride=1),
             *_layer(width, width, stride=2),
             *_layer(width, 2 * width, stride=2),
@@ -28,4 +28,4 @@ class ConvEncoder(nn.Module):
 
 def _layer(channels_in: int, channels: int, *, stride: int) -> list[nn.Module]:
     conv = nn.Conv2d(channels_in, channels, 3, stride, padding=1, bias=False)
-    return [conv, PartwiseNorm(channels), nn.ReLU(inplace=True)]
+    return [conv, PartBatchNorm2d(channels), nn.ReLU(inplace=True)]

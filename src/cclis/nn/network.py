@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cclis.errors import InputError
+from cclis.functional.precision import at_least_float32
 from cclis.nn.compiling import compiled
 from cclis.nn.conv import ConvEncoder
-from cclis.nn.parts import keeps_parts_apart
+from cclis.nn.parts import supports_parts
 from cclis.nn.resnet import RESNETS, scale_by_fan_out
 from cclis.settings import NetworkOptions
 
@@ -29,7 +30,7 @@ IDLE_DEVICES = ("cuda",)
 """Where one pass of several small batches is faster than several passes (benchmarks/parts.py)."""
 
 
-def made(make: Callable[[], ModuleT]) -> ModuleT:
+def build_checked(make: Callable[[], ModuleT]) -> ModuleT:
     """What `make` makes, unless this machine has less memory than it takes.
 
     It is made on torch's meta device first, which takes none and draws no random numbers.
@@ -68,8 +69,8 @@ def make_encoder(
         small = channels == 1 and max(height, width) <= SMALL_SIDE
         name = "conv" if small else "resnet18"
     if name == "conv":
-        return made(lambda: ConvEncoder(channels, options.width))
-    encoder = made(lambda: RESNETS[name](channels, options.width))
+        return build_checked(lambda: ConvEncoder(channels, options.width))
+    encoder = build_checked(lambda: RESNETS[name](channels, options.width))
     if fan_out:
         scale_by_fan_out(encoder)
     return encoder
@@ -157,7 +158,7 @@ class Network(nn.Module, ABC):
         self.register_buffer("mean", torch.zeros(channels))
         self.register_buffer("std", torch.ones(channels))
 
-    def normalise_to(self, images: Tensor) -> None:
+    def fit_normalisation(self, images: Tensor) -> None:
         """Take the channels' mean and spread from uint8 images (N, H, W, C)."""
         count = images[..., 0].numel()
         # Sums of whole numbers in float64 are exact, so the order of summation cannot matter.
@@ -187,7 +188,7 @@ class Network(nn.Module, ABC):
         self._encode = _encode_compiled()
 
     @contextmanager
-    def looked_into(self) -> Iterator[None]:
+    def eval_uncompiled(self) -> Iterator[None]:
         """For a while in eval mode and not compiled, so that hooks see every layer."""
         encode, self._encode = self._encode, _encode
         try:
@@ -198,7 +199,7 @@ class Network(nn.Module, ABC):
 
     @abstractmethod
     def project(self, features: Tensor) -> Tensor:
-        """Features (B, F) to unit-norm embeddings (B, D), in 32 bits."""
+        """Features (B, F) to unit-norm embeddings (B, D), float32 or wider."""
 
     @property
     @abstractmethod
@@ -223,10 +224,12 @@ class ProjectionNetwork(Network):
         self._classes = classes
 
     def project(self, features: Tensor) -> Tensor:
-        """Features (B, F) to unit-norm embeddings (B, D), in 32 bits."""
-        # An encoder of one's own may compute in 64 bits, which autocast leaves as they are.
-        projected: Tensor = self.projection(features.float())
-        return F.normalize(projected.float(), dim=1)
+        """Features (B, F) to unit-norm embeddings (B, D), float32 or wider."""
+        first = self.projection[0]
+        assert isinstance(first, nn.Linear)
+        # A custom encoder may give float64, which autocast leaves as it is.
+        projected: Tensor = self.projection(features.to(first.weight.dtype))
+        return F.normalize(at_least_float32(projected), dim=1)
 
     def embed(self, images: Tensor) -> Tensor:
         """Images (B, C, H, W) to unit-norm embeddings (B, D)."""
@@ -274,7 +277,7 @@ class PrototypeNetwork(ProjectionNetwork):
         """Make room for `classes`; new prototypes point anywhere."""
         old = self.prototypes
         more = torch.randn(max(0, classes - len(old)), old.shape[1], generator=generator)
-        more = F.normalize(more, dim=1).to(old.device)
+        more = F.normalize(more, dim=1).to(old)
         self.prototypes = nn.Parameter(torch.cat([old.detach()[:classes], more]))
         return {old: self.prototypes}
 
@@ -285,27 +288,27 @@ class ClassifierNetwork(Network):
     def __init__(self, encoder: nn.Module, channels: int, features: int, classes: int):
         super().__init__(encoder, channels)
         self.classifier = nn.Linear(features, classes)
-        self._keeps_apart = keeps_parts_apart(encoder)
+        self._supports_parts = supports_parts(encoder)
 
     def project(self, features: Tensor) -> Tensor:
         """Features (B, F) to the unit sphere."""
-        return F.normalize(features.float(), dim=1)
+        return F.normalize(at_least_float32(features), dim=1)
 
     def logits(self, images: Tensor, parts: int = 1) -> Tensor:
         """Logits of all classes for images (B, C, H, W) of equal parts: (B, classes)."""
         features = self.features(images, parts)
         with torch.autocast(features.device.type, enabled=False):
-            logits: Tensor = self.classifier(features.float())
+            logits: Tensor = self.classifier(features.to(self.classifier.weight.dtype))
             return logits
 
-    def logits_apart(self, images: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    def logits_per_part(self, images: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
         """Logits of several batches of these sizes, each as if it came alone.
 
         Where small batches leave a device idle they go through the encoder in one pass, if it can
         keep them apart.
         """
         alike = len(set(sizes)) == 1 < sizes[0]
-        if alike and images.device.type in IDLE_DEVICES and self._keeps_apart:
+        if alike and images.device.type in IDLE_DEVICES and self._supports_parts:
             return torch.split(self.logits(images, len(sizes)), list(sizes))
         return tuple(self.logits(part) for part in torch.split(images, list(sizes)))
 

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from cclis.errors import InputError
 
 
-class PartwiseNorm(nn.BatchNorm2d):
+class PartBatchNorm2d(nn.BatchNorm2d):
     """Batch norm of each part by its own mean and variance; running ones follow part after part."""
 
     takes_parts = True
@@ -24,10 +24,10 @@ class PartwiseNorm(nn.BatchNorm2d):
             return super().forward(x)
         if len(x) % parts:
             raise InputError(f"{len(x)} samples are not {parts} equal parts")
-        return torch.cat([super(PartwiseNorm, self).forward(part) for part in x.chunk(parts)])
+        return torch.cat([super(PartBatchNorm2d, self).forward(part) for part in x.chunk(parts)])
 
 
-class Stack(nn.Sequential):
+class PartSequential(nn.Sequential):
     """Layers one after another; those that take parts are told how many there are."""
 
     takes_parts = True
@@ -39,11 +39,11 @@ class Stack(nn.Sequential):
         return x
 
 
-def keeps_parts_apart(encoder: nn.Module) -> bool:
+def supports_parts(encoder: nn.Module) -> bool:
     """Whether an encoder takes parts and all its batch norms do.
 
     A class derived from one that takes them may have a `forward` of its own, which does not.
     """
     norms = [part for part in encoder.modules() if isinstance(part, _BatchNorm)]
     takes = "takes_parts" in vars(type(encoder))
-    return takes and all(isinstance(norm, PartwiseNorm) for norm in norms)
+    return takes and all(isinstance(norm, PartBatchNorm2d) for norm in norms)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cclis.nn.parts import PartwiseNorm, Stack
+from cclis.nn.parts import PartBatchNorm2d, PartSequential
 
 
 class BasicBlock(nn.Module):
@@ -18,7 +18,7 @@ class BasicBlock(nn.Module):
 
     def __init__(self, channels_in: int, channels: int, stride: int):
         super().__init__()
-        self.body = Stack(
+        self.body = PartSequential(
             *_conv(channels_in, channels, 3, stride),
             nn.ReLU(inplace=True),
             *_conv(channels, channels, 3),
@@ -39,7 +39,7 @@ class Bottleneck(nn.Module):
     def __init__(self, channels_in: int, channels: int, stride: int):
         super().__init__()
         channels_out = channels * self.expansion
-        self.body = Stack(
+        self.body = PartSequential(
             *_conv(channels_in, channels, 1),
             nn.ReLU(inplace=True),
             *_conv(channels, channels, 3, stride),
@@ -66,7 +66,7 @@ class ResNet(nn.Module):
         width: int = 64,
     ):
         super().__init__()
-        self.stem = Stack(*_conv(channels, width, 3), nn.ReLU(inplace=True))
+        self.stem = PartSequential(*_conv(channels, width, 3), nn.ReLU(inplace=True))
         stages: list[nn.Module] = []
         channels_in = width
         for stage, depth in enumerate(depths):
@@ -74,7 +74,7 @@ class ResNet(nn.Module):
                 stride = 2 if stage > 0 and index == 0 else 1
                 stages.append(block(channels_in, width * 2**stage, stride))
                 channels_in = width * 2**stage * block.expansion
-        self.stages = Stack(*stages)
+        self.stages = PartSequential(*stages)
 
     def forward(self, x: Tensor, parts: int = 1) -> Tensor:
         """(B, C, H, W) to (B, features)."""
@@ -95,13 +95,13 @@ def scale_by_fan_out(encoder: nn.Module) -> None:
 
 def _conv(channels_in: int, channels: int, size: int, stride: int = 1) -> list[nn.Module]:
     conv = nn.Conv2d(channels_in, channels, size, stride, padding=size // 2, bias=False)
-    return [conv, PartwiseNorm(channels)]
+    return [conv, PartBatchNorm2d(channels)]
 
 
-def _shortcut(channels_in: int, channels: int, stride: int) -> Stack:
+def _shortcut(channels_in: int, channels: int, stride: int) -> PartSequential:
     if stride == 1 and channels_in == channels:
-        return Stack()
-    return Stack(*_conv(channels_in, channels, 1, stride))
+        return PartSequential()
+    return PartSequential(*_conv(channels_in, channels, 1, stride))
 
 
 def resnet18(channels: int, width: int) -> ResNet:

@@ -13,7 +13,7 @@ from cclis.data.readers.dataset import Dataset, Split, Uint8
 from cclis.data.readers.pictures import Files, decode, images_in, in_parallel, labels_of
 from cclis.data.readers.text import lines
 from cclis.errors import InputError
-from cclis.files import appearing, write_json
+from cclis.files import atomic_writer, write_json
 from cclis.progress import QUIET, Progress
 
 TINY_IMAGENET = "tiny-imagenet-200"
@@ -161,10 +161,10 @@ def _write_cache(
     manifest = cache / "manifest.json"
     manifest.unlink(missing_ok=True)
     for split, listed in files.items():
-        with appearing(cache / f"{split}_labels.npy") as file:
+        with atomic_writer(cache / f"{split}_labels.npy") as file:
             np.save(file, labels_of(listed), allow_pickle=False)
         # Written in pieces, for a full disk to be an OSError; through a map it is a SIGBUS.
-        with appearing(cache / f"{split}_images.npy") as file:
+        with atomic_writer(cache / f"{split}_images.npy") as file:
             for number, images in enumerate(_images(listed, progress)):
                 if number == 0:
                     shape = (len(listed), *images.shape[1:])

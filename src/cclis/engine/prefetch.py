@@ -12,7 +12,7 @@ AHEAD = 2
 """Batches under way while another is worked on."""
 
 
-def feed(batches: Iterable[Tensor], device: torch.device) -> Iterator[Tensor]:
+def prefetch(batches: Iterable[Tensor], device: torch.device) -> Iterator[Tensor]:
     """The same batches on the device, one after another.
 
     From the host they reach a GPU through page-locked memory on a stream of their own, so that
