@@ -44,10 +44,10 @@ from cclis.engine.devices import device_name
 from cclis.engine.randomness import seeded
 from cclis.engine.trainer import Trainer
 from cclis.evaluation.accuracy import evaluate
-from cclis.functional.metrics import SCENARIOS
 from cclis.methods import make_config
 from cclis.nn.compiling import allow_shapes
 from cclis.nn.network import feature_dimension, make_encoder
+from cclis.runs.records import SCENARIOS
 from cclis.settings import Config, recipe_settings
 
 METHODS = ("er", "der", "derpp", "icarl", "gem", "gss", "gss normalised")

@@ -26,6 +26,7 @@ from summary import write_summary
 
 from cclis.data.images import ImageSet
 from cclis.engine.devices import device_name
+from cclis.engine.records import Epoch
 from cclis.engine.trainer import Trainer
 from cclis.methods import keeps_samples, make_config
 from cclis.settings import Config, recipe_settings
@@ -64,8 +65,8 @@ def cost(method: str, count: int, width: int) -> dict[str, Any]:
         steps = trainer._replay.mix(TASK, trainer.task_sizes)[0].steps
         ends: list[tuple[int, float]] = []
 
-        def note(record: dict[str, Any], ends: list[tuple[int, float]] = ends) -> None:
-            ends.append((record["step"], time.perf_counter()))
+        def note(epoch: Epoch, ends: list[tuple[int, float]] = ends) -> None:
+            ends.append((epoch.step, time.perf_counter()))
 
         trainer.learn(images_of(count, 2 * task), 2, note)
         if torch.cuda.is_available():

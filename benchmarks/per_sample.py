@@ -84,7 +84,7 @@ def main() -> None:
     found = {"seconds": mine, "vmap_seconds": other, "ratio": other / mine, "apart": apart}
     print(json.dumps(found))
     for fewer in (1, 4, 16, math.inf):
-        per_sample.FEWER = fewer
+        per_sample.PAIRS_FACTOR = fewer
         print(json.dumps({"fewer": fewer, "seconds": median_seconds(ours, 3)}))
 
 

@@ -20,39 +20,42 @@ from typing import Any
 
 import torch
 
+from cclis.engine.records import Epoch
 from cclis.evaluation.accuracy import Accuracies
 from cclis.report.page import render
-from cclis.runs.directory import summarise
+from cclis.runs.records import SCENARIOS, Evaluation, Record, Result, Seconds, summarise
 
 TASKS, EACH, MEMORY, TEST, EPOCHS, SIDE = 10, 20, 500, 1000, 50, 64
 HEADS = ("linear", "linear_paper", "discriminant", "means", "prototype")
 
 
-def made_up() -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, torch.Tensor]]:
+def made_up() -> tuple[Result, list[Record], dict[str, torch.Tensor]]:
     classes, rng = TASKS * EACH, torch.Generator().manual_seed(0)
 
     def numbers(count: int) -> list[float]:
         return (100 * torch.rand(count, generator=rng)).tolist()
 
     rows = [{h: Accuracies(numbers(t), numbers(t)) for h in HEADS} for t in range(1, TASKS + 1)]
-    result = {
+    result = Result(
         **{"benchmark": "seq-tinyimagenet", "method": "cclis", "memory": MEMORY, "seed": 0},
-        **summarise(rows),
+        **{"main_head": HEADS[-1], "recipe": None, "changed": {}},
+        **{scenario: summarise(rows, scenario) for scenario in SCENARIOS},
         **{"task_sizes": [EACH] * TASKS, "class_names": [f"class {c}" for c in range(classes)]},
-        **{"seconds": {"train": 1.0, "total": 1.0}, "images_per_second": 1.0},
+        **{"seconds": Seconds(1.0), "images_per_second": 1.0},
         **{"peak_memory_bytes": 0, "device": "none", "versions": {}, "date": "", "config": {}},
-    }
-    records: list[dict[str, Any]] = []
+    )
+    records: list[Record] = []
     for task in range(TASKS):
         for epoch in range(10 * EPOCHS if task == 0 else EPOCHS):
             losses = dict(zip(("contrast", "distill"), numbers(2), strict=True))
-            record = {"task": task, "epoch": epoch, "step": 20 * (epoch + 1), "losses": losses}
-            records.append({**record, "learning_rate": 0.1})
+            loss = sum(losses.values())
+            records.append(Epoch(task, epoch, 20 * (epoch + 1), loss, losses, 0.1, 1.0))
         seen = (task + 1) * EACH
         errors = {kind: numbers(seen) for kind in ("weighted", "unweighted", "random")}
         counts = {"visible": [500] * seen, "kept": [3] * seen, "effective": [2.5] * seen}
         spread = [sorted(numbers(5)) for _ in range(seen)]
-        records.append({"task": task, "diagnosis": {**counts, "spread": spread, "errors": errors}})
+        diagnosis = {**counts, "spread": spread, "errors": errors}
+        records.append(Evaluation(task, {}, HEADS[-1], 1.0, diagnosis))
     analysis = {
         f"confusion.{head}": torch.randint(9, (classes, classes), generator=rng) for head in HEADS
     }

@@ -21,13 +21,13 @@ from contextlib import contextmanager
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import Any
 
 import torch
 from methods import PART, images_of, recipe_config
 from summary import write_summary
 
 from cclis.engine.devices import device_name
+from cclis.engine.records import Epoch
 from cclis.engine.trainer import Trainer
 from tests.conftest import METHODS
 
@@ -46,13 +46,13 @@ def learn(method: str, quick: bool, seconds: float, ready: Barrier, found: Queue
     count = 128 if quick else PART
     begun: list[float] = []
 
-    def watch(record: dict[str, Any]) -> None:
+    def watch(epoch: Epoch) -> None:
         if not begun:
             # The first epoch compiles, warms up and records.
             ready.wait()
             begun.append(time.perf_counter())
         elif (passed := time.perf_counter() - begun[0]) > seconds:
-            found.put(record["epoch"] * count / passed)
+            found.put(epoch.epoch * count / passed)
             raise OverError
 
     try:

@@ -128,6 +128,7 @@ def keys(value: Any, path: str = "") -> set[str]:
         "task_il": "HEAD",
         "versions": "PACKAGE",
         "config": "SETTING",
+        "changed": "SETTING",
     }
     if not isinstance(value, dict):
         return {path}
@@ -147,8 +148,9 @@ def test_the_page_on_files_has_every_key_and_no_other(tmp_path: Path) -> None:
     settings = {"tasks": [2, 2], "limit": 20, "memory": 8, "tensorboard": True}
     run = train(make_config("cclis", {**QUICK, **settings, "output": str(tmp_path / "run")}))
     files = {f"{p.name}/" if p.is_dir() else p.name for p in run.path.iterdir()} - {".lock"}
-    epochs = [record for record in run.records if "epoch" in record]
-    evaluations = [record for record in run.records if "epoch" not in record]
+    records = list(map(json.loads, (run.path / "metrics.jsonl").open(encoding="utf-8")))
+    epochs = [record for record in records if "epoch" in record]
+    evaluations = [record for record in records if "epoch" not in record]
     result = json.loads((run.path / "result.json").read_text())
     for found, written in zip(
         documented,

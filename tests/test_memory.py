@@ -149,7 +149,7 @@ def test_beside_what_was_kept_a_stream_has_the_share_of_a_common_reservoir():
         # Beside six that stand for 40: a half when 40 more have passed by.
         assert each.replay_sizes(torch.tensor([0, 3, 7, 20, 40, 99])).tolist() == [0, 0, 1, 3, 6, 6]
     uncounted = {name: value for name, value in memory.state().items() if name != "past"}
-    with pytest.raises(InputError, match="did not count what passed by"):
+    with pytest.raises(InputError, match="did not count the samples of the stream"):
         again.load(uncounted)
 
 

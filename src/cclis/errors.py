@@ -1,4 +1,4 @@
-"""The one error type that bad input raises."""
+"""The error for bad input."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 
 class InputError(ValueError):
-    """Something the caller gave is wrong; the message says what, where, and what to do.
+    """Bad input. The message says what is wrong, where, and what to do.
 
-    The command line prints the message alone and leaves with exit code 2.
+    The command line prints the message without a traceback and exits with code 2.
     """
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
-    """An InputError for a name that does not exist, with the nearest one that does."""
+    """An InputError for an unknown name, which suggests the most similar known one."""
     known = sorted(known)
     nearest = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean '{nearest[0]}'?" if nearest else ""
@@ -33,7 +33,7 @@ def did_you_mean(name: str, known: Iterable[str], *, prefix: str = "") -> str:
 
 @contextmanager
 def as_input_errors(what: str) -> Iterator[None]:
-    """What a file of another making lacks, said as bad input."""
+    """Turn errors that malformed data raise into an InputError that starts with `what`."""
     try:
         yield
     except InputError:

@@ -1,4 +1,4 @@
-"""How long work is shown: live bars in a terminal, plain lines in a log."""
+"""Progress: live bars in a terminal, plain lines in a log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rich.text import Text
 LOG_EVERY_SECONDS = 10.0
 REFRESHES_A_SECOND = 4
 PACE_OVER_SECONDS = 3600.0
-"""How far back a terminal looks for the pace: some units, such as a trial, take minutes."""
+"""Period over which a terminal averages the pace: some units, such as a trial, take minutes."""
 
 Unit = Literal["steps", "epochs", "bytes"]
 
@@ -41,10 +41,10 @@ def _columns() -> list[ProgressColumn]:
 
 
 class Display(RichProgress):
-    """The bars, and under them what the newest of them says, each line cut at the edge."""
+    """Bars, and below them the note of the newest one; long lines are cut off."""
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """What is drawn."""
+        """The bars and the note."""
         yield self.make_tasks_table(self.tasks)
         notes = [task.fields["note"] for task in self.tasks if task.fields["note"]]
         for line in notes[-1].splitlines() if notes else ():
@@ -52,7 +52,7 @@ class Display(RichProgress):
 
 
 class Bar:
-    """One piece of work of known length."""
+    """Progress of one piece of work of known length."""
 
     def __init__(
         self,
@@ -63,12 +63,14 @@ class Bar:
         live: RichProgress | None,
         logged: bool,
         done: int,
+        whole: Bar | None = None,
     ):
-        self._logs = logged
+        self._logs, self._whole = logged, whole
         self._description, self._total, self._unit = description, total, unit
         self._console, self._live = console, live
         self._started = self._logged = time.monotonic()
-        self._before = self._done = done
+        self._before: float = done
+        self._done: float = done
         self._note = ""
         self._id = None
         if live is not None:
@@ -76,21 +78,33 @@ class Bar:
                 description, total=total, completed=done, amount=self._amount, note=""
             )
 
-    def advance(self, amount: int = 1, note: str | None = None) -> None:
-        """Record `amount` more units done; `note` is a line or two such as the current loss."""
+    def advance(self, amount: float = 1, note: str | None = None) -> None:
+        """Count `amount` more units as done.
+
+        Args:
+            amount: Number of units.
+            note: One or two lines to show, such as the current loss.
+        """
         self._done += amount
         self._note = self._note if note is None else note
         if self._live is not None and self._id is not None:
-            self._live.update(self._id, advance=amount, amount=self._amount, note=self._note)
+            self._live.update(self._id, completed=self._done, amount=self._amount, note=self._note)
         elif self._logs and time.monotonic() - self._logged > LOG_EVERY_SECONDS:
             self._logged = time.monotonic()
-            elapsed = self._logged - self._started
-            # What was done before took none of this time.
-            pace = elapsed / max(self._done - self._before, 1)
-            self._log(f"ETA {pace * (self._total - self._done):.0f} s")
+            left = (self._whole or self).seconds_left
+            self._log("" if left is None else f"ETA {duration(left)}")
 
-    def reach(self, done: int, description: str) -> None:
-        """Record how many units are done in all, and what is being done now."""
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the end at the pace so far; None before anything was done."""
+        if self._done <= self._before:
+            return None
+        # Units that were done before took none of this time.
+        pace = (time.monotonic() - self._started) / (self._done - self._before)
+        return pace * (self._total - self._done)
+
+    def reach(self, done: float, description: str) -> None:
+        """Set the number of units done in all, parts included, and a new description."""
         self._description = description
         if self._live is not None and self._id is not None:
             self._live.update(self._id, description=description)
@@ -100,7 +114,7 @@ class Bar:
     def _amount(self) -> str:
         if self._unit == "bytes":
             return f"{self._done / 1e6:.1f}/{self._total / 1e6:.1f} MB"
-        return f"{self._done}/{self._total}{' epochs' if self._unit == 'epochs' else ''}"
+        return f"{int(self._done)}/{self._total}{' epochs' if self._unit == 'epochs' else ''}"
 
     def _log(self, when: str) -> None:
         note = " · ".join(self._note.splitlines())
@@ -108,7 +122,7 @@ class Bar:
         _print(self._console, text)
 
     def finish(self) -> None:
-        """Remove the live bar, or write the closing line of the log."""
+        """Remove the live bar, or write the last line of the log."""
         if self._live is not None and self._id is not None:
             self._live.remove_task(self._id)
         elif self._done > self._before and self._logs:
@@ -116,13 +130,14 @@ class Bar:
 
 
 class Progress:
-    """Where bars are drawn. `Progress(quiet=True)` draws nothing."""
+    """Where bars are shown. `Progress(quiet=True)` shows nothing."""
 
     def __init__(self, *, quiet: bool = False, console: Console | None = None):
         if console is None or quiet:
             console = Console(stderr=True, quiet=quiet)
         self.console = console
         self._live: RichProgress | None = None
+        self._whole: Bar | None = None
 
     @contextmanager
     def bar(
@@ -134,14 +149,14 @@ class Progress:
         logged: bool = True,
         done: int = 0,
     ) -> Iterator[Bar]:
-        """Show `description` while the block runs; nested bars stand under each other.
+        """Show a bar while the block runs; nested bars are shown below each other.
 
         Args:
             description: What is being done.
-            total: How many units there are.
+            total: Number of units.
             unit: What is counted.
-            logged: Whether a log has lines of it; otherwise only a terminal shows it.
-            done: How many units were done before, of work that is gone on with.
+            logged: Whether to write lines to a log; otherwise only a terminal shows the bar.
+            done: Number of units that were done before, in resumed work.
         """
         outermost = self._live is None and self.console.is_terminal and not self.console.quiet
         if outermost:
@@ -153,28 +168,42 @@ class Progress:
                 speed_estimate_period=PACE_OVER_SECONDS,
             )
             self._live.start()
-        bar = Bar(description, total, unit, self.console, self._live, logged, done)
+        whole = self._whole
+        bar = Bar(description, total, unit, self.console, self._live, logged, done, whole)
+        # What the outermost bar counts is the whole run, which a log's lines have the ETA of.
+        self._whole = whole or bar
         try:
             yield bar
         finally:
+            self._whole = whole
             bar.finish()
             if outermost and self._live is not None:
                 self._live.stop()
                 self._live = None
 
     def within(self) -> Progress:
-        """For work inside a bar: it is shown with it in a terminal, and not at all in a log."""
+        """Progress of work inside a bar: shown in a terminal, but not in a log."""
         progress = Progress(quiet=True)
         progress._live = self._live
         return progress
 
     def say(self, text: str) -> None:
-        """One line that stays."""
+        """Print a line that stays."""
         _print(self.console, text)
 
 
+def duration(seconds: float) -> str:
+    """Seconds as people say them, in two units: 5 d 12 h, 3 h 20 min, 4 min 10 s, 1.9 s."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    units = {"d": whole // 86400, "h": whole // 3600 % 24, "min": whole // 60 % 60, "s": whole % 60}
+    first = next(place for place, count in enumerate(units.values()) if count)
+    return " ".join(f"{count} {unit}" for unit, count in [*units.items()][first : first + 2])
+
+
 def _print(console: Console, text: str) -> None:
-    # A log is read by tools as well: its lines are not folded to a width.
+    # Not wrapped, because tools read logs line by line.
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -53,7 +53,7 @@ def test_without_room_to_record_calls_stay_ordinary_until_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     room = [False, True]
-    monkeypatch.setattr(recording, "_room_for_what_was_borrowed", lambda: room.pop(0))
+    monkeypatch.setattr(recording, "_enough_memory", lambda: room.pop(0))
     doubled = Doubled()
     recorded = Recording(doubled)
     fed(recorded, range(8))
@@ -66,7 +66,7 @@ def test_without_room_to_record_calls_stay_ordinary_until_forgotten(
 
 @on_a_card
 def test_what_borrows_little_does_not_ask_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "_room_for_what_was_borrowed", lambda: False)
+    monkeypatch.setattr(recording, "_enough_memory", lambda: False)
     recorded = Recording(Doubled(), skip_memory_check=True)
     fed(recorded, range(WARMUP + 1))
     assert recorded.recorded
@@ -85,7 +85,7 @@ def test_room_is_measured_by_what_was_borrowed(
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch, "empty", take)
-    assert recording._room_for_what_was_borrowed() is fits
+    assert recording._enough_memory() is fits
 
 
 @on_a_card

@@ -80,7 +80,7 @@ def after_tasks(
     trainer = make(method, **settings)
     losses: list[float] = []
     for first in range(0, 2 * tasks, 2):
-        trainer.learn(colours(256, first), 2, lambda record: losses.append(record["loss"]))
+        trainer.learn(colours(256, first), 2, lambda epoch: losses.append(epoch.loss))
     return trainer.state()[0], losses
 
 
@@ -146,7 +146,7 @@ def test_turning_the_gradient_is_recorded_too() -> None:
     for first in (0, 2):
         seen: list[bool] = []
         trainer.learn(
-            colours(256, first), 2, on_step=lambda s=seen: s.append(trainer._step._turning.recorded)
+            colours(256, first), 2, on_step=lambda s=seen: s.append(trainer._step._apply_recorded.recorded)
         )
         # Once the step is replayed, from its fourth call on, turning warms up and is recorded.
         assert seen.index(True) == 2 * WARMUP if first else not any(seen)
@@ -181,7 +181,7 @@ def test_replays_in_one_pass_are_learned_as_in_several(method: str, monkeypatch:
     assert losses == same
     assert [name for name in unrecorded if not torch.equal(together[name], unrecorded[name])] == []
     with monkeypatch.context() as patch:
-        patch.setattr("cclis.nn.network.IDLE_DEVICES", ())
+        patch.setattr("cclis.nn.network.JOINT_PASS_DEVICES", ())
         apart, expected = after_tasks(**how)
     assert losses == pytest.approx(expected, rel=1e-2)
     assert statistics_apart(together, apart) < 0.05
@@ -286,7 +286,7 @@ def test_digits_are_learned_as_well_on_a_gpu_in_either_precision(tmp_path: Any) 
         settings = recipe_settings("split-digits/cclis-100")
         settings |= {"output": str(tmp_path / precision), "device": "cuda", "precision": precision}
         result = train(make_config(settings.pop("method"), settings)).result
-        best[precision] = max(head["accuracy"] for head in result["class_il"].values())
+        best[precision] = max(head.accuracy for head in result.class_il.values())
     assert min(best.values()) >= 88
     # Seeds differ by more than a point.
     assert best["bf16"] == pytest.approx(best["fp32"], abs=3)

@@ -460,7 +460,7 @@ def test_a_gpu_that_is_full_when_samples_are_scored_says_so(monkeypatch) -> None
     def full(*_: Any) -> None:
         raise RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED")
 
-    monkeypatch.setattr(trainer.method, "keep", full)
+    monkeypatch.setattr(trainer.method, "select_exemplars", full)
     with pytest.raises(InputError, match="too small to score images of 8×8: use smaller images"):
         learn(trainer, range(1))
 
@@ -471,7 +471,7 @@ def test_other_errors_are_not_taken_for_a_full_gpu(monkeypatch) -> None:
     def wrong(*_: Any) -> None:
         raise RuntimeError("shapes do not match")
 
-    monkeypatch.setattr(trainer.method, "keep", wrong)
+    monkeypatch.setattr(trainer.method, "select_exemplars", wrong)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         learn(trainer, range(1))
 

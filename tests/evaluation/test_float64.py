@@ -26,10 +26,10 @@ from cclis.evaluation.heads import (
 from cclis.functional.sampling import log_scores, normalise
 from cclis.memory import Memory
 from cclis.methods import Visible
-from cclis.methods.cclis import CCLIS
+from cclis.methods.cclis import CCLIS, CCLISConfig
 from cclis.nn.conv import ConvEncoder
 from cclis.nn.network import ClassifierNetwork, Network, PrototypeNetwork, Representation
-from cclis.settings import AugmentationOptions, CCLISConfig, Config, EvaluationOptions
+from cclis.settings import AugmentationOptions, Config, EvaluationOptions
 
 CLASSES = 3
 OPTIONS = EvaluationOptions(
@@ -210,7 +210,7 @@ def test_proposals_in_the_memory(digits: ImageSet) -> None:
         def seen(represent: Inference = represent) -> Representation:
             return represent(digits.images)
 
-        exemplars = method.keep(Visible(digits.labels, seen), 12, torch.Generator().manual_seed(0))
+        exemplars = method.select_exemplars(Visible(digits.labels, seen), 12, torch.Generator().manual_seed(0))
         memory = Memory(12)
         memory.replace(digits[exemplars.indices], exemplars.proposal)
         again = Memory(12)

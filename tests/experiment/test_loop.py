@@ -20,6 +20,7 @@ from cclis.experiment.loop import Journey, reevaluate, resume, train
 from cclis.methods import make_config
 from cclis.progress import Progress
 from cclis.runs.directory import Run
+from cclis.runs.records import SCENARIOS, RunScores
 from cclis.settings import read_yaml, recipe_settings
 from tests.conftest import Bars
 from tests.conftest import quick as known
@@ -34,18 +35,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return quick(tmp_path_factory.mktemp("runs") / "run", memory=40, tasks=[3, 2, 4])
 
 
-def numbers(result: dict[str, Any]) -> dict[str, Any]:
-    return {scenario: result[scenario] for scenario in ("class_il", "task_il")}
+def numbers(result: RunScores) -> dict[str, Any]:
+    return {scenario: result.scores(scenario) for scenario in SCENARIOS}
 
 
 def test_cclis_learns_digits_without_forgetting(tmp_path) -> None:
     settings = recipe_settings("split-digits/cclis-100")
     config = make_config(settings.pop("method"), {**settings, "output": str(tmp_path / "run")})
     result = train(config).result
-    assert result["memory"] == 100
-    assert max(head["accuracy"] for head in result["class_il"].values()) >= 88
-    assert min(head["accuracy"] for head in result["task_il"].values()) >= 95
-    assert max(head["forgetting"] for head in result["class_il"].values()) <= 5
+    assert result.memory == 100
+    assert max(head.accuracy for head in result.class_il.values()) >= 88
+    assert min(head.accuracy for head in result.task_il.values()) >= 95
+    assert max(head.forgetting for head in result.class_il.values()) <= 5
 
 
 @pytest.mark.parametrize(
@@ -66,18 +67,18 @@ def test_every_baseline_learns_digits_better_than_fine_tuning(
     config = make_config(settings.pop("method"), {**settings, "output": str(tmp_path / "run")})
     done = train(config)
     # Fine-tuning ends at 20 %: the last task alone.
-    assert min(head["accuracy"] for head in done.result["class_il"].values()) >= least
-    assert min(head["accuracy"] for head in done.result["task_il"].values()) >= 85
+    assert min(head.accuracy for head in done.result.class_il.values()) >= least
+    assert min(head.accuracy for head in done.result.task_il.values()) >= 85
     assert numbers(reevaluate(done)) == numbers(done.result)
 
 
 def test_finetune_forgets(tmp_path) -> None:
     config = make_config("finetune", {"flip": 0.0, "epochs": 20, "output": str(tmp_path / "run")})
     result = train(config).result
-    for head in result["class_il"].values():
-        assert head["accuracy"] < 30
-        assert head["matrix"][0][0] > 95
-        assert head["forgetting"] > 60
+    for head in result.class_il.values():
+        assert head.accuracy < 30
+        assert head.matrix[0][0] > 95
+        assert head.forgetting > 60
 
 
 def test_a_run_directory_is_complete(run: Run) -> None:
@@ -124,7 +125,7 @@ def test_metrics_are_written_as_they_happen(run: Run) -> None:
     records = [json.loads(line) for line in (run.path / "metrics.jsonl").open()]
     assert sum("loss" in record for record in records) == 3 * 2
     evaluations = [record["evaluation"] for record in records if "evaluation" in record]
-    last = run.result["class_il"]["linear"]["matrix"][-1]
+    last = run.result.class_il["linear"].matrix[-1]
     assert evaluations[-1]["linear"]["class_il"] == last
 
 
@@ -144,7 +145,7 @@ def test_evaluating_again_gives_the_same_numbers(run: Run) -> None:
 def test_evaluating_with_other_settings_gives_other_numbers(run: Run) -> None:
     other = dataclasses.replace(run.config, probe_learning_rate=3.0, mean_passes=4)
     found = reevaluate(run, options=other)
-    assert found["class_il"]["linear"] != run.result["class_il"]["linear"]
+    assert found.class_il["linear"] != run.result.class_il["linear"]
 
 
 @pytest.mark.parametrize(
@@ -154,8 +155,8 @@ def test_evaluating_with_other_settings_gives_other_numbers(run: Run) -> None:
 )
 def test_every_setting_of_the_probe_changes_it(run: Run, changed: dict[str, Any]) -> None:
     found = reevaluate(run, options=dataclasses.replace(run.config, **changed))
-    assert found["class_il"]["linear"]["matrix"] != run.result["class_il"]["linear"]["matrix"]
-    assert found["class_il"]["means"] == run.result["class_il"]["means"]
+    assert found.class_il["linear"].matrix != run.result.class_il["linear"].matrix
+    assert found.class_il["means"] == run.result.class_il["means"]
 
 
 def test_a_missing_checkpoint_is_named(run: Run, tmp_path) -> None:
@@ -188,19 +189,19 @@ def test_two_tasks_of_real_cifar_with_a_resnet(real_cifar: Path, tmp_path) -> No
         )
     )
     result = run.result
-    assert result["class_names"] == ["airplane", "automobile", "bird", "cat"]
+    assert result.class_names == ["airplane", "automobile", "bird", "cat"]
     assert (run.path / "report.html").stat().st_size > 1000
     assert run.checkpoints.names[-1] == "task-1"
     memory = run.checkpoints.load("task-1")[0]
     assert memory["memory.images"].shape == (20, 32, 32, 3)
     assert memory["memory.labels"].bincount().tolist() == [5, 5, 5, 5]
     # Even so short a schedule tells planes from cars better than chance.
-    assert result["task_il"]["prototype"]["matrix"][0][0] > 60
+    assert result.task_il["prototype"].matrix[0][0] > 60
 
 
 def test_classes_may_be_fewer_than_the_memory_holds(tmp_path) -> None:
     result = quick(tmp_path / "run", memory=3, tasks=[2, 2, 2]).result
-    assert len(result["class_il"]["means"]["matrix"]) == 3
+    assert len(result.class_il["means"].matrix) == 3
 
 
 def test_a_first_task_taken_over_gives_the_same_bits(run: Run, tmp_path) -> None:
@@ -298,7 +299,7 @@ def test_a_damaged_result_is_written_again(tmp_path) -> None:
     again = resume(done, done.config, progress).result
     assert any("result.json" in line and "written again" in line for line in said)
     for key in ("class_il", "task_il", "config", "benchmark"):
-        assert again[key] == before[key]
+        assert getattr(again, key) == getattr(before, key)
 
 
 def test_a_run_whose_checkpoints_are_gone_says_that_it_begins_anew(tmp_path) -> None:
@@ -310,7 +311,7 @@ def test_a_run_whose_checkpoints_are_gone_says_that_it_begins_anew(tmp_path) -> 
     said: list[str] = []
     progress = Progress(quiet=True)
     progress.say = said.append  # type: ignore[method-assign]
-    assert resume(done, done.config, progress).result["class_il"] == before["class_il"]
+    assert resume(done, done.config, progress).result.class_il == before.class_il
     assert f"no checkpoint is left in {done.path}: it begins anew" in said
 
 
@@ -378,9 +379,9 @@ def test_seconds_and_images_add_up_over_an_interruption(tmp_path, monkeypatch) -
     half = Run.open(tmp_path / "half")
     resume(half, half.config)
     first, second = whole.result, half.result
-    images = [r["images_per_second"] * r["seconds"]["train"] for r in (first, second)]
+    images = [r.images_per_second * r.seconds.train for r in (first, second)]
     assert images[0] == pytest.approx(images[1])
-    assert second["seconds"]["train"] > first["seconds"]["train"] / 4
+    assert second.seconds.train > first.seconds.train / 4
 
 
 def test_bars_of_a_run_that_goes_on_begin_where_it_was(tmp_path, monkeypatch) -> None:
@@ -408,7 +409,7 @@ def test_runs_tell_one_code_from_another(run: Run, tmp_path, monkeypatch) -> Non
         path.write_text(text)
         digests.add(experiment.source_digest(tmp_path / str(number)))
     assert len(digests) == 4
-    assert run.result["versions"]["cclis"].startswith(f"{cclis.__version__}+")
+    assert run.result.versions["cclis"].startswith(f"{cclis.__version__}+")
 
     copy = Run(tmp_path / "copy")
     shutil.copytree(run.path, copy.path)

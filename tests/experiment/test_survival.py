@@ -76,7 +76,7 @@ def assert_same_end(run: Run, other: Run) -> None:
         assert [name for name in tensors if not torch.equal(tensors[name], others[name])] == []
         assert there["journey"]["rows"] == theirs["journey"]["rows"]
     for scenario in ("class_il", "task_il"):
-        assert run.result[scenario] == other.result[scenario]
+        assert run.result.scores(scenario) == other.result.scores(scenario)
     assert log_of(run) == log_of(other)
 
 

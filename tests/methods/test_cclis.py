@@ -131,7 +131,7 @@ def kept(method: CCLIS, passes: list[Tensor], labels: Tensor, capacity: int) -> 
         return represented(next(calls))
 
     rng = torch.Generator().manual_seed(0)
-    found = method.keep(Visible(labels, represent), capacity, rng)
+    found = method.select_exemplars(Visible(labels, represent), capacity, rng)
     assert next(calls, None) is None
     assert found.diagnosis["kept"] == labels[found.indices].bincount(minlength=4).tolist()
     return found

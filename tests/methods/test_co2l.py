@@ -86,7 +86,7 @@ def test_the_memory_is_random_and_balanced(capacity: int) -> None:
     labels, chosen = torch.arange(40) % 4, set()
     for seed in range(5):
         rng = torch.Generator().manual_seed(seed)
-        kept = make().keep(Visible(labels, pytest.fail), capacity, rng)
+        kept = make().select_exemplars(Visible(labels, pytest.fail), capacity, rng)
         chosen.add(tuple(kept.indices.tolist()))
     assert len(chosen) == 5
     for indices in chosen:

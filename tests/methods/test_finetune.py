@@ -21,7 +21,7 @@ def test_cross_entropy_over_the_seen_classes_and_nothing_kept() -> None:
     losses = method.losses(Batch(images, labels, torch.ones(4)))
     logits = method.network.classifier(encoder(images))[:, :3]
     torch.testing.assert_close(losses["cross_entropy"], F.cross_entropy(logits, labels))
-    kept = method.keep(Visible(labels, pytest.fail), 0, torch.Generator())
+    kept = method.select_exemplars(Visible(labels, pytest.fail), 0, torch.Generator())
     assert len(kept.indices) == len(kept.proposal) == 0
     (group,) = method.parameter_groups()
     assert group.learning_rate == config.learning_rate

@@ -53,7 +53,7 @@ def test_gem_is_bounded_by_each_past_task() -> None:
     logits = gem.network.logits(some.images)
     (loss,) = gem.losses(some).values()
     torch.testing.assert_close(loss, F.cross_entropy(logits[:4], some.labels[:4]))
-    first, second = gem.probes(some)
+    first, second = gem.auxiliary_losses(some)
     torch.testing.assert_close(first, F.cross_entropy(logits[4:7], some.labels[4:7]))
     torch.testing.assert_close(second, F.cross_entropy(logits[7:], some.labels[7:]))
 
@@ -63,7 +63,7 @@ def test_gem_leans_towards_past_tasks_by_its_memory_strength(strength: float) ->
     # Past gradients at right angles to one another; the first is harmed by 3, the second by less
     # than nothing: only where a step is turned at all does γ lean towards both.
     gradients = torch.tensor([[-3.0, 1.0, 1.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
-    strengths = method("gem", memory_strength=strength).steer(inner_products(gradients))
+    strengths = method("gem", memory_strength=strength).gradient_coefficients(inner_products(gradients))
     assert strengths.tolist() == pytest.approx([max(3.0, strength), strength])
 
 
@@ -72,7 +72,7 @@ def test_a_task_learned_by_heart_hardly_restrains_gem_with_a_ridge() -> None:
     products = inner_products(torch.tensor([[-1.0], [0.01]]).double())
     for ridge, expected in ((0.0, 1 / 0.01), (1e-3, 0.01 / (1e-4 + 1e-3))):
         gem = method("gem", memory_strength=0.0, gradient_ridge=ridge)
-        assert gem.steer(products).tolist() == pytest.approx([expected])
+        assert gem.gradient_coefficients(products).tolist() == pytest.approx([expected])
 
 
 @pytest.mark.parametrize(("expected", "kept"), [(None, 12), (1, 12), (2, 12), (4, 6), (12, 2)])
@@ -83,7 +83,7 @@ def test_gem_leaves_room_for_classes_to_come_where_it_is_told_to(
     gem.count(0, 2)
     labels = torch.arange(40) % 2
     visible = Visible(labels, lambda augmented: Representation(labels, labels))
-    chosen = gem.keep(visible, 12, torch.Generator().manual_seed(0)).indices
+    chosen = gem.select_exemplars(visible, 12, torch.Generator().manual_seed(0)).indices
     assert labels[chosen].bincount().tolist() == [kept // 2, kept // 2]
 
 
@@ -91,13 +91,13 @@ def test_no_step_of_gem_goes_against_a_past_task(monkeypatch) -> None:
     some = trainer("gem", learning_rate=0.1, memory_strength=0.0)
     digits = load_benchmark("split-digits", limit=40)
     seen: list[Tensor] = []
-    turn = some._step._turn
+    turn = some._step._apply
 
     def watched(inputs: dict[str, Tensor]) -> None:
         seen.append(some._step._gradients.clone())
         turn(inputs)
 
-    monkeypatch.setattr(some._step, "_turn", watched)
+    monkeypatch.setattr(some._step, "_apply", watched)
     update = some._optimizer._sgd.step
     applied: list[Tensor] = []
     monkeypatch.setattr(
@@ -145,14 +145,14 @@ def test_a_step_without_probes_is_one_update(monkeypatch) -> None:
     some = trainer("gem", epochs=1)
     digits = load_benchmark("split-digits", limit=40)
     some.learn(digits[0].train, 2)
-    probes, calls, updates = some._step._probes, [0], [0]
+    probes, calls, updates = some._step._auxiliary, [0], [0]
 
     def now_and_then(batch: Batch) -> list[Tensor]:
         calls[0] += 1
         return probes(batch) if calls[0] % 2 else []
 
     update = some._optimizer._sgd.step
-    monkeypatch.setattr(some._step, "_probes", now_and_then)
+    monkeypatch.setattr(some._step, "_auxiliary", now_and_then)
     monkeypatch.setattr(
         some._optimizer._sgd, "step", lambda: (updates.__setitem__(0, updates[0] + 1), update())
     )
@@ -202,7 +202,7 @@ def test_gss_scores_every_sample_by_its_own_gradient() -> None:
     for image, label in zip(some.images, some.labels, strict=True):
         loss = F.cross_entropy(network.logits(image[None]), label[None])
         rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, weights)]))
-    for row, score in zip(rows[:4], some.keep["score"].tolist(), strict=True):
+    for row, score in zip(rows[:4], some.to_store["score"].tolist(), strict=True):
         cosines = [float(F.cosine_similarity(row, other, dim=0)) for other in rows[7:]]
         assert score == pytest.approx(max(cosines) + 1, abs=1e-5)
 
@@ -228,7 +228,7 @@ def test_scores_are_within_their_bounds_whatever_cosines_are(monkeypatch) -> Non
     monkeypatch.setattr("cclis.methods.gss.gradient_cosines", lambda *_: cosines)
     gss, some = method("gss"), batch((4, 3, 3))
     gss.before_step(some)
-    assert some.keep["score"].tolist() == [0, 2, 2, 1.5]
+    assert some.to_store["score"].tolist() == [0, 2, 2, 1.5]
 
 
 def test_the_memory_of_gss_is_what_its_rule_makes_of_the_stream(monkeypatch) -> None:
@@ -264,7 +264,7 @@ def test_the_first_samples_have_nothing_to_be_compared_with() -> None:
     gss, some = method("gss"), batch((4, 3, 3))
     some.proposal[4:] = 0
     gss.before_step(some)
-    assert some.keep["score"].tolist() == pytest.approx([0.1] * 4)
+    assert some.to_store["score"].tolist() == pytest.approx([0.1] * 4)
 
 
 def test_gss_fills_its_memory_and_then_replaces_by_score() -> None:
@@ -340,7 +340,7 @@ def test_the_coreset_is_balanced_weighted_and_has_the_logits_of_before() -> None
     labels = torch.tensor([0] * 5 + [1] * 5 + [2] * 30 + [3] * 30)
     features = torch.rand(70, 5, generator=torch.Generator().manual_seed(4))
     visible = candidates(gcr, labels, features)
-    kept = gcr.keep(visible, 12, torch.Generator().manual_seed(5))
+    kept = gcr.select_exemplars(visible, 12, torch.Generator().manual_seed(5))
     assert labels[kept.indices].bincount().tolist() == [3, 3, 3, 3]
     assert bool((kept.extras["weight"] > 0).all())
     for label in range(4):
@@ -355,7 +355,7 @@ def test_the_setting_is_the_ridge_of_the_coreset() -> None:
     for ridge in (0.1, 5.0):
         gcr = gcr_of(5, 3, 1, weight_ridge=ridge)
         visible = candidates(gcr, torch.zeros(12, dtype=torch.int64), features)
-        kept = gcr.keep(visible, 4, torch.Generator())
+        kept = gcr.select_exemplars(visible, 4, torch.Generator())
         gradients = gcr._gradients(features, visible.extras["logits"], 0)
         rows, weight = weighted_coreset(gradients, visible.extras["weight"], 4, ridge=ridge)
         assert torch.equal(kept.indices, rows)
@@ -369,11 +369,11 @@ def test_what_gcr_gets_wrong_as_it_passes_by_weighs_nothing(
     gcr = method("gcr", first_epochs=first_epochs, epochs=epochs)
     some = batch((40, 3, 3), logits=torch.zeros(6, 6), weight=torch.ones(6))
     gcr.losses(some)
-    right = some.keep["logits"].argmax(dim=1) == some.labels[:40]
+    right = some.to_store["logits"].argmax(dim=1) == some.labels[:40]
     assert 0 < int(right.sum()) < 40
     often = 2 in (first_epochs, epochs)
     expected = right.float() if often else torch.ones(40)
-    assert torch.equal(some.keep["weight"], expected)
+    assert torch.equal(some.to_store["weight"], expected)
 
 
 def test_what_weighs_nothing_is_kept_only_where_there_is_too_little_else() -> None:
@@ -382,7 +382,7 @@ def test_what_weighs_nothing_is_kept_only_where_there_is_too_little_else() -> No
     visible = candidates(gcr, torch.tensor([0] * 6 + [1] * 6), features)
     # Four of class 0 and two of class 1 were got right.
     visible.extras["weight"][[4, 5, 6, 7, 8, 9]] = 0
-    kept = gcr.keep(visible, 8, torch.Generator().manual_seed(5))
+    kept = gcr.select_exemplars(visible, 8, torch.Generator().manual_seed(5))
     assert sorted(kept.indices.tolist()[:4]) == [0, 1, 2, 3]
     assert {10, 11} < set(kept.indices.tolist()[4:])
     assert bool((kept.extras["weight"] > 0).all())
@@ -391,7 +391,7 @@ def test_what_weighs_nothing_is_kept_only_where_there_is_too_little_else() -> No
     wholes = [float(right[:6].sum()) + 2, float(right[6:].sum()) + 4]
     assert kept.extras["weight"].view(2, 4).sum(dim=1).tolist() == pytest.approx(wholes)
     visible.extras["weight"][:] = 0
-    kept = gcr.keep(visible, 8, torch.Generator().manual_seed(5))
+    kept = gcr.select_exemplars(visible, 8, torch.Generator().manual_seed(5))
     assert kept.extras["weight"].tolist() == [1.5] * 8
 
 
@@ -419,7 +419,7 @@ def test_a_reservoir_of_the_task_is_replayed_and_chosen_from(monkeypatch) -> Non
     some = trainer("gcr", candidates=30, memory=20, epochs=2)
     digits = load_benchmark("split-digits", limit=40)
     pools, replayed = [], []
-    keep, losses = some.method.keep, some._step._losses
+    keep, losses = some.method.select_exemplars, some._step._losses
 
     def watched(visible: Visible, capacity: int, generator: torch.Generator) -> Any:
         pools.append(visible.labels.clone())
@@ -429,7 +429,7 @@ def test_a_reservoir_of_the_task_is_replayed_and_chosen_from(monkeypatch) -> Non
         replayed.append(now.labels[now.sizes[0] :].clone())
         return losses(now)
 
-    monkeypatch.setattr(some.method, "keep", watched)
+    monkeypatch.setattr(some.method, "select_exemplars", watched)
     monkeypatch.setattr(some._step, "_losses", recorded)
     for index in range(2):
         replayed.clear()

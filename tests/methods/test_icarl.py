@@ -63,7 +63,7 @@ def test_old_exemplars_are_cut_from_the_end_and_new_ones_herded() -> None:
         assert not augmented
         return Representation(features, features)
 
-    kept = method.keep(Visible(labels, represent), 9, torch.Generator()).indices.tolist()
+    kept = method.select_exemplars(Visible(labels, represent), 9, torch.Generator()).indices.tolist()
     assert kept[:4] == [0, 1, 3, 4]
     assert kept[4:6] == [6 + i for i in herding(features[6:15], 2).tolist()]
     assert kept[6:] == [15 + i for i in herding(features[15:], 2).tolist()]
@@ -76,7 +76,7 @@ def test_with_less_room_than_classes_some_have_one_exemplar(room: int) -> None:
     labels = torch.arange(4).repeat_interleave(3)
     features = torch.rand(12, 5, generator=torch.Generator().manual_seed(2))
     visible = Visible(labels, lambda augmented: Representation(features, features))
-    kept = method.keep(visible, room, torch.Generator().manual_seed(0)).indices
+    kept = method.select_exemplars(visible, room, torch.Generator().manual_seed(0)).indices
     assert len(kept) == len(labels[kept].unique()) == room
 
 

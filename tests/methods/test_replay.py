@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from cclis import load_benchmark
 from cclis.engine.trainer import Trainer
-from cclis.methods import Batch, Kept, Visible, keeps_samples, make_config
+from cclis.methods import Batch, Exemplars, Visible, keeps_samples, make_config
 from cclis.methods.base import random_choice
 from tests.conftest import CONFIGS, METHODS, quick, state_after
 
@@ -65,8 +65,8 @@ def test_dark_replay_against_the_formula(name: str) -> None:
     assert found.keys() == expected.keys()
     for term, value in expected.items():
         torch.testing.assert_close(found[term], value)
-    torch.testing.assert_close(some.keep["logits"], logits(some.images[:4]))
-    assert not some.keep["logits"].requires_grad
+    torch.testing.assert_close(some.to_store["logits"], logits(some.images[:4]))
+    assert not some.to_store["logits"].requires_grad
 
 
 @pytest.mark.parametrize("name", ["der", "derpp"])
@@ -93,7 +93,7 @@ def test_logits_are_those_of_the_moment_of_storing(monkeypatch) -> None:
 
     def recorded(now: Batch) -> dict[str, Tensor]:
         found = losses(now)
-        given.append((now.part(0).images.clone(), now.keep["logits"].clone()))
+        given.append((now.part(0).images.clone(), now.to_store["logits"].clone()))
         return found
 
     monkeypatch.setattr(some._step, "_losses", recorded)
@@ -123,7 +123,7 @@ def test_logits_stay_with_their_samples_while_others_take_their_places(
 
     def recorded(now: Batch) -> dict[str, Tensor]:
         found = losses(now)
-        given.append((task, now.part(0).images.clone(), now.keep["logits"].clone()))
+        given.append((task, now.part(0).images.clone(), now.to_store["logits"].clone()))
         return found
 
     monkeypatch.setattr(some._step, "_losses", recorded)
@@ -187,7 +187,7 @@ class Refilled(METHODS["er"]):  # type: ignore[misc]
 
     streams = False
 
-    def keep(self, visible: Visible, capacity: int, generator: torch.Generator) -> Kept:
+    def select_exemplars(self, visible: Visible, capacity: int, generator: torch.Generator) -> Exemplars:
         return random_choice(visible.labels, capacity, generator)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cclis.errors import InputError
 from cclis.methods import Batch, make_config
 from cclis.nn.conv import ConvEncoder
-from cclis.nn.network import IDLE_DEVICES, ClassifierNetwork
+from cclis.nn.network import JOINT_PASS_DEVICES, ClassifierNetwork
 from cclis.nn.parts import PartBatchNorm2d
 from cclis.nn.resnet import RESNETS
 from tests.conftest import METHODS
@@ -94,7 +94,7 @@ def network(encoder: nn.Module) -> ClassifierNetwork:
 
 def as_on_a_gpu(some: ClassifierNetwork, monkeypatch: Any) -> list[int]:
     """Let a network do what it does on a GPU; of how many parts each of its passes is."""
-    monkeypatch.setattr("cclis.nn.network.IDLE_DEVICES", ("cpu",))
+    monkeypatch.setattr("cclis.nn.network.JOINT_PASS_DEVICES", ("cpu",))
     passes: list[int] = []
     encode = some._encode
 
@@ -158,7 +158,7 @@ def test_what_cannot_be_kept_apart_goes_one_by_one(
 def test_a_cpu_takes_them_one_by_one(monkeypatch: Any) -> None:
     some = network(ConvEncoder(2, 4))
     passes = as_on_a_gpu(some, monkeypatch)
-    monkeypatch.setattr("cclis.nn.network.IDLE_DEVICES", IDLE_DEVICES)
+    monkeypatch.setattr("cclis.nn.network.JOINT_PASS_DEVICES", JOINT_PASS_DEVICES)
     some.logits_per_part(inputs(2, 8), (4, 4, 4))
     assert passes == [1, 1, 1]
 

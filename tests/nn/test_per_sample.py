@@ -77,7 +77,7 @@ def test_every_kind_of_layer(layer: str, layout: str) -> None:
 def test_both_ways_to_compare(
     layer: str, layout: str, fewer: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(per_sample, "FEWER", fewer)
+    monkeypatch.setattr(per_sample, "PAIRS_FACTOR", fewer)
     test_every_kind_of_layer(layer, layout)
 
 
@@ -191,7 +191,7 @@ def test_a_gradient_of_zeros_has_cosine_zero() -> None:
 
 @pytest.mark.parametrize("fewer", [0, 10**9], ids=["by pairs", "by weights"])
 def test_half_precision_is_summed_in_full(fewer: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(per_sample, "FEWER", fewer)
+    monkeypatch.setattr(per_sample, "PAIRS_FACTOR", fewer)
     torch.manual_seed(0)
     module = nn.Sequential(resnet18(3, 8), nn.Linear(64, 4))
     images, labels = samples(12, side=16)
@@ -208,7 +208,7 @@ def test_half_precision_is_summed_in_full(fewer: int, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(
     ("compare", "shape"),
-    [(per_sample._compared_by_pairs, (257, 1)), (per_sample._compared_by_weights, (1, 65))],
+    [(per_sample._compare_by_pairs, (257, 1)), (per_sample._compare_by_weights, (1, 65))],
 )
 def test_sums_have_more_digits_than_their_parts(compare: Any, shape: tuple[int, int]) -> None:
     # 257² pairs of places, 63 · 65 weights: no number of bfloat16.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -13,12 +14,14 @@ from typing import Any
 import pytest
 
 from cclis.cli import main
+from cclis.engine.records import Epoch
 from cclis.experiment.loop import train
 from cclis.methods import make_config
 from cclis.report.drawing import picture
 from cclis.report.page import render
 from cclis.report.study import Row, study_figure, study_page
 from cclis.runs.directory import Run
+from cclis.runs.records import Record, Result
 from cclis.study.catalogue import ACCURACY
 from tests.conftest import QUICK
 
@@ -98,8 +101,8 @@ def shown(page: Any, panel: str) -> list[str]:
     return texts
 
 
-def numbers(result: dict[str, Any], scenario: str, head: str) -> list[str]:
-    matrix = result[scenario][head]["matrix"]
+def numbers(result: Result, scenario: str, head: str) -> list[str]:
+    matrix = result.scores(scenario)[head].matrix
     return [f"{value:.1f}" for row in matrix for value in row if value is not None]
 
 
@@ -118,11 +121,11 @@ def test_every_panel_is_drawn_and_holds_the_results_numbers(window: Window, run:
         # Something of every figure's data, not its axes alone.
         marks = page.locator(f"#{panel}").locator(MARKS)
         assert marks.count() >= 1, panel
-    head = list(run.result["class_il"])[-1]
+    head = run.result.main_head
     assert sorted(shown(page, "matrix")) == sorted(numbers(run.result, "class_il", head))
     assert page.locator(".kept i").count() == 20
     for key in ("class_il", "task_il"):
-        assert f"{run.result[key][head]['accuracy']:.1f} %" in page.inner_text(".cards")
+        assert f"{run.result.number(key, head, 'accuracy'):.1f} %" in page.inner_text(".cards")
 
 
 def test_toggles_choose_what_is_shown(window: Window, run: Run) -> None:
@@ -194,13 +197,14 @@ def test_the_toolbar_lies_above_the_legend(window: Window, run: Run) -> None:
 
 
 def test_numbers_along_axes_can_be_read(window: Window, run: Run, tmp_path: Path) -> None:
-    records = [dict(record) for record in run.records]
-    for number, record in enumerate(records):
-        if "losses" in record:
-            record |= {"losses": {"contrast": 5.581 + number}, "learning_rate": 0.104 * number}
-        if diagnosis := record.get("diagnosis"):
-            spread = [[0.15, 0.5, 1.0, 1.5, 4.0]] * len(diagnosis["spread"])
-            record["diagnosis"] = {**diagnosis, "spread": spread}
+    def other(number: int, record: Record) -> Record:
+        if isinstance(record, Epoch):
+            losses, rate = {"contrast": 5.581 + number}, 0.104 * number
+            return dataclasses.replace(record, losses=losses, learning_rate=rate)
+        spread = [[0.15, 0.5, 1.0, 1.5, 4.0]] * len(record.diagnosis["spread"])
+        return dataclasses.replace(record, diagnosis={**record.diagnosis, "spread": spread})
+
+    records = [other(number, record) for number, record in enumerate(run.records)]
     path = tmp_path / "report.html"
     path.write_text(render(run.result, records))
     page = window.open(path)
@@ -214,8 +218,8 @@ def test_numbers_along_axes_can_be_read(window: Window, run: Run, tmp_path: Path
 
 
 def test_runs_side_by_side(window: Window, run: Run, tmp_path: Path) -> None:
-    other = {**run.result, "seed": 1, "method": "er", "config": {}}
-    (tmp_path / "er.json").write_text(json.dumps(other))
+    other = dataclasses.replace(run.result, seed=1, method="er", changed={})
+    (tmp_path / "er.json").write_text(json.dumps(other.to_json()))
     output = tmp_path / "out"
     assert main(["report", str(run.path), str(tmp_path / "er.json"), "--output", str(output)]) == 0
     page = window.open(output / "comparison.html")
@@ -276,5 +280,5 @@ def test_a_study_shows_its_figure_and_its_table(window: Window, run: Run, tmp_pa
     assert figure["width"] > 300
     assert figure["height"] > 200
     texts = window.page.locator("table").first.locator("td").all_text_contents()
-    assert f"{result['class_il'][rows[0].head]['accuracy']:.2f}" in texts
+    assert f"{result.class_il[rows[0].head].accuracy:.2f}" in texts
     assert texts.count("split-digits") == 2

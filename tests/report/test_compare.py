@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,18 @@ from cclis.report.compare import (
     read_runs,
 )
 from cclis.report.drawing import picture
+from cclis.runs.records import Result
 from tests.report.pages import Page
 
 HOSTILE = "<script>alert(1)</script>"
 
 
-def result(method: str, seed: int, last: float, **settings: Any) -> dict[str, Any]:
+def result(method: str, seed: int, last: float, **settings: Any) -> Result:
+    """As a version wrote it that knew neither main heads nor recipes."""
     matrix = [[90.0, None], [last, last + 10]]
     numbers = {"matrix": matrix, "accuracy": last + 5, "forgetting": 90 - last}
     heads = {"linear": numbers, "prototype": numbers}
-    return {
+    record = {
         "benchmark": "seq-cifar10",
         "memory": 200,
         "method": method,
@@ -46,6 +49,7 @@ def result(method: str, seed: int, last: float, **settings: Any) -> dict[str, An
         "peak_memory_bytes": 2**30,
         "config": settings,
     }
+    return Result.from_json(record, "result.json")
 
 
 RESULTS = [
@@ -107,7 +111,7 @@ def test_tables_survive_their_formats() -> None:
 
 
 def test_the_page_shows_names_as_text_and_needs_nothing_from_elsewhere() -> None:
-    hostile = {**RESULTS[0], "benchmark": HOSTILE, "method": "er"}
+    hostile = replace(RESULTS[0], benchmark=HOSTILE, method="er")
     page = Page(comparison_page(entries([*RESULTS, hostile])))
     assert page.tags.count("script") == len(page.scripts) == 3
     assert HOSTILE in page.words
@@ -120,8 +124,7 @@ def test_the_page_draws_means_over_seeds() -> None:
     assert list(figures) == ["curves-0", "matrix-0"]
     lines = {line["name"]: line for line in figures["curves-0"][0]["data"]}
     matrices = {f["choice"]["method-0"]: f["data"][0]["z"] for f in figures["matrix-0"]}
-    head = list(RESULTS[0]["class_il"])[-1]
-    found = [r["class_il"][head]["matrix"] for r in RESULTS if _is_plain(r)]
+    found = [r.class_il["prototype"].matrix for r in RESULTS if _is_plain(r)]
     assert len(found) == 3
     for t in range(len(found[0])):
         so_far = [statistics.mean(matrix[t][: t + 1]) for matrix in found]
@@ -132,8 +135,8 @@ def test_the_page_draws_means_over_seeds() -> None:
             assert matrices["cclis"][t][k] == pytest.approx(mean)
 
 
-def _is_plain(result: dict[str, Any]) -> bool:
-    return result["method"] == "cclis" and entries([result])[0].changed == ""
+def _is_plain(result: Result) -> bool:
+    return result.method == "cclis" and not result.changed
 
 
 def test_figures_for_a_paper_are_the_same_every_time() -> None:
@@ -145,8 +148,8 @@ def test_figures_for_a_paper_are_the_same_every_time() -> None:
 
 
 def test_other_data_of_the_same_name_is_another_entry() -> None:
-    other = {**RESULTS[0], "class_names": ["a", "b"], "task_sizes": [1, 1]}
-    again = {**RESULTS[0], "device": "another"}
+    other = replace(RESULTS[0], class_names=["a", "b"], task_sizes=[1, 1])
+    again = replace(RESULTS[0], device="another")
     found = entries([RESULTS[0], other, again, RESULTS[0]])
     assert [(e.benchmark, len(e.runs)) for e in found] == [
         *[("seq-cifar10", 2), ("seq-cifar10 (2)", 1)],
@@ -157,9 +160,9 @@ def test_the_papers_number_stands_beside_its_own_head_and_settings_alone() -> No
     rows = [dict(zip(COLUMNS, row, strict=True)) for row in accuracy_table(entries(RESULTS))]
     compared = [row["head"] for row in rows if row["head"].endswith("− the paper")]
     assert compared == ["linear − the paper"] * 3
-    unknown = {k: v for k, v in RESULTS[0].items() if k != "config"}
-    assert len(accuracy_table(entries([unknown]))) == len(unknown["class_il"])
-    assert entries([{**RESULTS[0], "method": "mine"}])[0].name == "mine"
+    unknown = replace(RESULTS[0], changed=None)
+    assert len(accuracy_table(entries([unknown]))) == len(unknown.class_il)
+    assert entries([replace(RESULTS[0], method="mine")])[0].name == "mine"
 
 
 def test_programs_can_read_the_numbers() -> None:
@@ -179,7 +182,7 @@ def test_programs_can_read_the_numbers() -> None:
 
 def test_pictures_have_names_of_their_own() -> None:
     names = ("a b", "a-b", "../../etc/passwd", "x" * 300, "…")
-    streams = [{**RESULTS[0], "benchmark": name} for name in names]
+    streams = [replace(RESULTS[0], benchmark=name) for name in names]
     pictures = [name for name in comparison(streams) if name.endswith(".svg")]
     assert len(pictures) == len(names)
     assert all(re.fullmatch(r"[A-Za-z0-9-]{1,90}\.svg", name) for name in pictures)
@@ -191,7 +194,7 @@ def test_runs_that_have_not_ended_are_named_and_left_out(tmp_path: Path, capsys)
         (study / str(number)).mkdir(parents=True)
         (study / f"{number}.log").write_text("a log")
     for number in range(2):
-        (study / str(number) / "result.json").write_text(json.dumps(RESULTS[number]))
+        (study / str(number) / "result.json").write_text(json.dumps(RESULTS[number].to_json()))
     paths = [str(path) for path in sorted(study.iterdir())]
     assert main(["report", *paths, "--output", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().err
@@ -211,7 +214,7 @@ def test_runs_that_have_not_ended_are_named_and_left_out(tmp_path: Path, capsys)
     ],
 )
 def test_results_of_another_making_get_a_sentence(tmp_path: Path, capsys, change) -> None:
-    for number, found in enumerate([RESULTS[0], {**RESULTS[1], **change}]):
+    for number, found in enumerate([RESULTS[0].to_json(), {**RESULTS[1].to_json(), **change}]):
         (tmp_path / f"{number}.json").write_text(json.dumps(found))
     assert main(["report", str(tmp_path), "--output", str(tmp_path / "out")]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
@@ -222,8 +225,8 @@ def test_runs_are_found_in_folders_and_files(tmp_path: Path, capsys) -> None:
     for number, found in enumerate(RESULTS):
         folder = tmp_path / "runs" / str(number)
         folder.mkdir(parents=True)
-        (folder / "result.json").write_text(json.dumps(found))
-    (tmp_path / "one.json").write_text(json.dumps(RESULTS[0]))
+        (folder / "result.json").write_text(json.dumps(found.to_json()))
+    (tmp_path / "one.json").write_text(json.dumps(RESULTS[0].to_json()))
     assert len(read_runs([tmp_path / "runs"])) == 7
     assert len(read_runs([tmp_path / "runs" / "0", tmp_path / "one.json"])) == 2
     assert main(["report", str(tmp_path / "runs"), "--output", str(tmp_path / "out")]) == 0

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 from cclis.report.drawing import Line, Map, line_figure, map_figure, picture
 from cclis.report.study import Row, run_map, study_figure
+from tests.report.made import accuracy, result
 
 POINTS = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(40) % 10
-RESULT = {"class_names": [f"class {number}" for number in range(10)]}
+RESULT = result(class_names=[f"class {number}" for number in range(10)])
 ANALYSIS = {
     **{"test.embeddings": POINTS, "test.labels": LABELS},
     **{"memory.embeddings": POINTS[:20] + 0.1, "memory.labels": LABELS[:20]},
@@ -20,13 +19,18 @@ ANALYSIS = {
 }
 
 
-def accuracy(value: float) -> dict[str, Any]:
-    return {name: {"linear": {"accuracy": value}} for name in ("class_il", "task_il")}
-
-
 def test_only_what_was_measured_is_joined() -> None:
     rows = [
-        Row("b", 9, "v", {"r": accuracy(y)}, {}, {"class_il": {"accuracy": [y, 1]}}, "CCLIS", x)
+        Row(
+            "b",
+            9,
+            "v",
+            {"r": result(heads={"linear": accuracy(y)})},
+            {},
+            {"class_il": {"accuracy": [y, 1]}},
+            "CCLIS",
+            x,
+        )
         for x, y in ((0, 50.0), (1, 60.0))
     ]
     ours, paper = (bars.lines[0] for bars in study_figure(rows, "x").axes[0].containers)
@@ -46,7 +50,7 @@ def test_a_map_tells_ten_classes_and_three_kinds_apart() -> None:
         found = [tuple(colour[:3]) for colour in kind.get_facecolors()]
         assert found == [colours[number % 10] for number in range(len(found))]
     legend = [text.get_text() for text in figure.subfigs[0].legends[0].get_texts()]
-    assert legend == [*RESULT["class_names"], "test samples", "in the memory", "prototypes"]
+    assert legend == [*RESULT.class_names, "test samples", "in the memory", "prototypes"]
     assert [text.get_text() for text in empty.texts] == ["no map"]
 
 
@@ -64,8 +68,8 @@ def test_a_run_that_kept_too_little_has_an_empty_map(names: tuple[str, ...]) -> 
 
 
 def test_many_classes_are_drawn_unnamed() -> None:
-    result = {"class_names": [f"class {number}" for number in range(100)]}
-    part = map_figure([[run_map("CCLIS", result, ANALYSIS)]]).subfigs[0]
+    many = result(class_names=[f"class {number}" for number in range(100)])
+    part = map_figure([[run_map("CCLIS", many, ANALYSIS)]]).subfigs[0]
     legend = [text.get_text() for text in part.legends[0].get_texts()]
     assert legend == ["test samples", "in the memory", "prototypes"]
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from io import StringIO
 from typing import Any
 
@@ -10,19 +11,21 @@ from rich.console import Console
 from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_info, threadpool_limits
 
+from cclis.engine.records import Epoch
 from cclis.evaluation.accuracy import Accuracies
 from cclis.report.figures import flattened, losses
 from cclis.report.page import render
 from cclis.report.pictures import COLUMNS, sheet
-from cclis.report.table import main_head, result_tables
-from cclis.runs.directory import summarise
+from cclis.report.table import result_tables
+from cclis.runs.records import Record, Result, Seconds, summarise
+from tests.report import made
 from tests.report.pages import Page
 
 HOSTILE = "</script><script>alert('class')</script>"
 
 
 @pytest.fixture
-def result() -> dict[str, Any]:
+def result() -> Result:
     rows = [
         {"linear": Accuracies([91.25], [97.5]), "prototype": Accuracies([88.125], [96.0])},
         {
@@ -30,30 +33,27 @@ def result() -> dict[str, Any]:
             "prototype": Accuracies([76.5, 81.0], [93.25, 94.75]),
         },
     ]
-    return {
-        "benchmark": "npz",
-        "method": "cclis",
-        "memory": 20,
-        "seed": 0,
-        **summarise(rows),
-        "task_sizes": [1, 2],
-        "class_names": [HOSTILE, "cat", "dog & co"],
-        "seconds": {"train": 12.3, "total": 15.0},
-        "images_per_second": 5000.0,
-        "peak_memory_bytes": 2**30,
-        "device": HOSTILE,
-        "versions": {"torch": "2"},
-        "date": "2024-01-01T00:00:00Z",
-        "config": {"data": HOSTILE, "epochs": 3},
-    }
+    return made.result(
+        benchmark="npz",
+        memory=20,
+        main_head="prototype",
+        class_il=summarise(rows, "class_il"),
+        task_il=summarise(rows, "task_il"),
+        changed={"epochs": 3},
+        task_sizes=[1, 2],
+        class_names=[HOSTILE, "cat", "dog & co"],
+        seconds=Seconds(12.3, 15.0),
+        images_per_second=5000.0,
+        peak_memory_bytes=2**30,
+        device=HOSTILE,
+        versions={"torch": "2"},
+        date="2024-01-01T00:00:00Z",
+        config={"data": HOSTILE, "epochs": 3},
+    )
 
 
 @pytest.fixture
-def records() -> list[dict[str, Any]]:
-    def epoch(task: int, number: int, **terms: float) -> dict[str, Any]:
-        step = 10 * (number + 1)
-        return {"task": task, "epoch": number, "step": step, "losses": terms, "learning_rate": 0.1}
-
+def records() -> list[Record]:
     def choice(classes: int) -> dict[str, Any]:
         errors = dict.fromkeys(("weighted", "unweighted", "random"), [0.1] * classes)
         spread = [[0.2, 0.5, 1.0, 1.5, 3.0]] * classes
@@ -61,11 +61,11 @@ def records() -> list[dict[str, Any]]:
         return {**numbers, "spread": spread, "errors": errors}
 
     return [
-        epoch(0, 0, contrast=2.0),
-        epoch(0, 1, contrast=1.5),
-        {"task": 0, "evaluation": {}, "seconds": 1.0, "diagnosis": choice(1)},
-        epoch(1, 0, contrast=1.0, distill=0.5),
-        {"task": 1, "evaluation": {}, "seconds": 1.0, "diagnosis": choice(3)},
+        made.epoch(0, 0, contrast=2.0),
+        made.epoch(0, 1, contrast=1.5),
+        made.evaluation(0, choice(1)),
+        made.epoch(1, 0, contrast=1.0, distill=0.5),
+        made.evaluation(1, choice(3)),
     ]
 
 
@@ -85,21 +85,21 @@ def analysis() -> dict[str, torch.Tensor]:
     }
 
 
-def test_the_page_holds_every_number(result: dict[str, Any]) -> None:
+def test_the_page_holds_every_number(result: Result) -> None:
     page = Page(render(result))
     shown = {
         (f["choice"]["scenario"], f["choice"]["head"]): f["data"][0]["z"]
         for f in page.figures["matrix"]
     }
     for scenario, title in (("class_il", "Class-IL"), ("task_il", "Task-IL")):
-        for name, head in result[scenario].items():
-            assert shown[title, name] == head["matrix"]
+        for name, head in result.scores(scenario).items():
+            assert shown[title, name] == head.matrix
             for key in ("accuracy", "forgetting", "backward_transfer"):
-                assert f"{head[key]:.2f}" in page.words
+                assert f"{getattr(head, key):.2f}" in page.words
 
 
 def test_every_panel_is_there_with_what_it_shows(
-    result: dict[str, Any], records: list[dict[str, Any]], analysis: dict[str, torch.Tensor]
+    result: Result, records: list[Record], analysis: dict[str, torch.Tensor]
 ) -> None:
     figures = Page(render(result, records, analysis)).figures
     assert list(figures) == [
@@ -117,8 +117,8 @@ def test_every_panel_is_there_with_what_it_shows(
     assert figures["importance"][0]["data"][0]["z"] == [[0.75, None, None], [0.75] * 3]
 
 
-def test_beside_the_papers_numbers_stand_those_of_its_protocol(result: dict[str, Any]) -> None:
-    def headline(found: dict[str, Any]) -> list[str]:
+def test_beside_the_papers_numbers_stand_those_of_its_protocol(result: Result) -> None:
+    def headline(found: Result) -> list[str]:
         cards = render(found).partition('<div class="cards">')[2].partition('<div class="choice">')
         heads = re.findall(r"head (\w+)", cards[0])
         assert len(heads) == 3
@@ -126,16 +126,16 @@ def test_beside_the_papers_numbers_stand_those_of_its_protocol(result: dict[str,
         return [*set(heads), *re.findall(r"<b>([\d.]+) %</b>", cards[0]), first]
 
     assert headline(result) == ["prototype", "78.8", "94.0", "prototype"]
-    published = {**result, "benchmark": "seq-cifar10", "memory": 200, "config": {}}
+    published = replace(result, benchmark="seq-cifar10", memory=200, changed={})
     assert headline(published) == ["linear", "77.6", "94.8", "linear"]
     words = Page(render(published)).words
     assert "the paper 74.95 (+2.67)" in words
 
 
 def test_classes_on_the_map_are_told_apart(
-    result: dict[str, Any], analysis: dict[str, torch.Tensor]
+    result: Result, analysis: dict[str, torch.Tensor]
 ) -> None:
-    many = {**result, "class_names": [str(n) for n in range(12)], "task_sizes": [6, 6]}
+    many = replace(result, class_names=[str(n) for n in range(12)], task_sizes=[6, 6])
     labels = torch.arange(12)
     shown = {**analysis, "test.labels": labels, "test.predicted": labels}
     (figure,) = Page(render(many, analysis=shown)).figures["map"]
@@ -164,7 +164,7 @@ def test_one_thread_makes_the_map(monkeypatch: pytest.MonkeyPatch) -> None:
     assert meanwhile == [{1}]
 
 
-def test_steps_of_the_loss_go_on_from_task_to_task(records: list[dict[str, Any]]) -> None:
+def test_steps_of_the_loss_go_on_from_task_to_task(records: list[Record]) -> None:
     (figure,) = losses(records)
     assert figure["data"][0]["x"] == [10, 20, 30]
     assert figure["data"][1] == {**figure["data"][1], "name": "distill", "y": [None, None, 0.5]}
@@ -174,17 +174,17 @@ def test_steps_of_the_loss_go_on_from_task_to_task(records: list[dict[str, Any]]
     assert end["line"].get("dash") != rate["line"]["dash"]
 
 
-def test_an_epoch_alone_can_be_seen(records: list[dict[str, Any]]) -> None:
-    def modes(epochs: list[dict[str, Any]]) -> set[str]:
+def test_an_epoch_alone_can_be_seen(records: list[Record]) -> None:
+    def modes(epochs: list[Epoch]) -> set[str]:
         return {line["mode"] for line in losses(epochs)[0]["data"]}
 
-    epochs = [record for record in records if "losses" in record]
+    epochs = [record for record in records if isinstance(record, Epoch)]
     assert modes(epochs[:1]) == {"lines+markers"}
     assert modes(epochs * 10) == {"lines"}
 
 
 def test_the_memory_is_shown_the_largest_proposal_first(
-    result: dict[str, Any], analysis: dict[str, torch.Tensor]
+    result: Result, analysis: dict[str, torch.Tensor]
 ) -> None:
     text = render(result, analysis=analysis)
     first = text[text.index('class="kept"') :]
@@ -192,7 +192,7 @@ def test_the_memory_is_shown_the_largest_proposal_first(
 
 
 def test_the_map_and_the_memory_count_their_images_alike(
-    result: dict[str, Any], analysis: dict[str, torch.Tensor]
+    result: Result, analysis: dict[str, torch.Tensor]
 ) -> None:
     text = render(result, analysis=analysis)
     kept = next(t for t in Page(text).figures["map"][0]["data"] if t["meta"] == "memory")
@@ -206,7 +206,7 @@ def test_the_map_and_the_memory_count_their_images_alike(
 
 
 def test_names_are_shown_as_text(
-    result: dict[str, Any], records: list[dict[str, Any]], analysis: dict[str, torch.Tensor]
+    result: Result, records: list[Record], analysis: dict[str, torch.Tensor]
 ) -> None:
     page = Page(render(result, records, analysis))
     assert page.tags.count("script") == 3
@@ -218,7 +218,7 @@ def test_names_are_shown_as_text(
 
 @pytest.mark.parametrize("embeddings", [torch.ones(12, 8), torch.rand(12, 1), torch.zeros(12, 8)])
 def test_a_representation_that_collapsed_has_a_page(
-    result: dict[str, Any], analysis: dict[str, torch.Tensor], embeddings: torch.Tensor
+    result: Result, analysis: dict[str, torch.Tensor], embeddings: torch.Tensor
 ) -> None:
     parts = {"test": embeddings, "memory": embeddings[:5]}
     collapsed = {f"{kind}.embeddings": part.half() for kind, part in parts.items()}
@@ -228,18 +228,16 @@ def test_a_representation_that_collapsed_has_a_page(
 
 
 def test_names_that_javascript_or_plotly_has_are_rows_of_their_own(
-    result: dict[str, Any], analysis: dict[str, torch.Tensor]
+    result: Result, analysis: dict[str, torch.Tensor]
 ) -> None:
     names = ["__proto__", "%{x}" + "a" * 200, "%{x}" + "a" * 201]
-    figures = Page(render({**result, "class_names": names}, analysis=analysis)).figures
+    figures = Page(render(replace(result, class_names=names), analysis=analysis)).figures
     shown = figures["confusion"][0]["data"][0]["x"]
     assert len(set(shown)) == 3
     assert all(len(name) < 40 and name != "__proto__" and "%{" not in name for name in shown)
 
 
-def test_a_large_memory_is_shown_in_part(
-    result: dict[str, Any], analysis: dict[str, torch.Tensor]
-) -> None:
+def test_a_large_memory_is_shown_in_part(result: Result, analysis: dict[str, torch.Tensor]) -> None:
     count = 6000
     rng = torch.Generator().manual_seed(0)
     large = {
@@ -255,39 +253,39 @@ def test_a_large_memory_is_shown_in_part(
     assert "--ratio: 0.625" in text
 
 
-def test_a_confusion_of_many_classes_is_no_large_page(result: dict[str, Any]) -> None:
+def test_a_confusion_of_many_classes_is_no_large_page(result: Result) -> None:
     names = [f"class {number}" for number in range(200)]
     rng = torch.Generator().manual_seed(0)
     counts = torch.randint(9, (200, 200), generator=rng)
-    many = {**result, "class_names": names, "task_sizes": [100, 100]}
+    many = replace(result, class_names=names, task_sizes=[100, 100])
     confused = {"confusion.linear": counts, "confusion.prototype": counts}
     assert len(render(many, analysis=confused)) < 6.5e6
 
 
 def test_what_was_tested_and_when_is_said(
-    result: dict[str, Any], records: list[dict[str, Any]], analysis: dict[str, torch.Tensor]
+    result: Result, records: list[Record], analysis: dict[str, torch.Tensor]
 ) -> None:
-    validated = {**result, "config": {"validation": 0.1}}
+    validated = replace(result, config={"validation": 0.1})
     assert "10 % of the training samples" in Page(render(validated)).words
     assert "training samples" not in Page(render(result)).words
-    at_once = Page(render({**result, "method": "joint", "config": {}}))
+    at_once = Page(render(replace(result, method="joint", config={})))
     assert "learned at once" in at_once.words
     assert not {"curves", "forgetting"} & at_once.figures.keys()
     # A method that was added since, or is gone, has a page as any other.
-    assert "learned at once" not in Page(render({**result, "method": "unheard of"})).words
+    assert "learned at once" not in Page(render(replace(result, method="unheard of"))).words
     # By chance, a class of fewer samples has each with better odds.
     even = {**analysis, "memory.proposal": torch.tensor([0.5, 0.5, 1.0, 0.5, 0.5])}
     del even["prototypes"]
     words = [Page(render(result, analysis=given)).words for given in (analysis, even)]
     for said in ("proposal g", "the memory's samples and the prototypes, flattened"):
         assert [said in shown for shown in words] == [True, False]
-    unweighted = {**result, "config": {"importance_sampling": False}}
+    unweighted = replace(result, config={"importance_sampling": False})
     assert "did not do" in Page(render(unweighted, records)).words
-    nothing = [{"task": 0, "diagnosis": {**records[2]["diagnosis"], "kept": [0]}}]
+    nothing = [made.evaluation(0, {**records[2].diagnosis, "kept": [0]})]
     assert "importance" not in Page(render(result, nothing)).figures
 
 
-def test_the_page_needs_nothing_from_elsewhere(result: dict[str, Any]) -> None:
+def test_the_page_needs_nothing_from_elsewhere(result: Result) -> None:
     page = Page(render(result))
     assert page.addresses == ["data:,"]
     assert "@import" not in render(result)
@@ -313,7 +311,7 @@ def test_a_sheet_holds_every_image_in_its_place(shape: tuple[int, int, int, int]
         assert torch.allclose(seen, image[0, 0].float().squeeze(), atol=24)
 
 
-def test_the_tables_hold_the_main_heads_matrices(result: dict[str, Any]) -> None:
+def test_the_tables_hold_the_main_heads_matrices(result: Result) -> None:
     out = StringIO()
     Console(file=out, width=120).print(result_tables(result))
     shown = out.getvalue()
@@ -321,12 +319,11 @@ def test_the_tables_hold_the_main_heads_matrices(result: dict[str, Any]) -> None
         assert value in shown
     assert "91.2" not in shown
     assert "77.6" in shown
-    assert main_head(result) == "prototype"
 
 
-def test_what_rounds_to_zero_has_no_sign(result: dict[str, Any]) -> None:
-    for head in result["class_il"]:
-        result["class_il"][head]["forgetting"] = -0.004
+def test_what_rounds_to_zero_has_no_sign(result: Result) -> None:
+    for head, scores in result.class_il.items():
+        result.class_il[head] = replace(scores, forgetting=-0.004)
     out = StringIO()
     Console(file=out, width=120).print(result_tables(result))
     cards_and_averages = render(result).partition('<div class="cards">')[2].partition("Confusions")

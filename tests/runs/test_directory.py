@@ -5,11 +5,12 @@ import os
 
 import pytest
 
+from cclis.engine.records import Epoch
 from cclis.errors import InputError
-from cclis.evaluation.accuracy import Accuracies
 from cclis.methods import make_config
-from cclis.runs.directory import Run, summarise
+from cclis.runs.directory import Run
 from tests.conftest import QUICK
+from tests.report.made import result
 
 
 def config(**settings):
@@ -60,21 +61,18 @@ def test_what_is_no_run_is_refused(tmp_path) -> None:
 
 def test_logs_and_results_are_read_back(tmp_path) -> None:
     run = Run.create(config(output=str(tmp_path / "run")))
-    run.log({"task": 0, "loss": 1.5})
-    run.log({"task": 1, "loss": 0.5})
+    epochs = [Epoch(task, 0, 3, 1.5 - task, {"loss": 1.5 - task}, 0.1, 9.0) for task in (0, 1)]
+    for epoch in epochs:
+        run.log(epoch)
+    assert run.records == epochs
     lines = (run.path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["loss"] for line in lines] == [1.5, 0.5]
     run.unlog(len(lines[0]) + 1)
     assert (run.path / "metrics.jsonl").read_text().splitlines() == lines[:1]
     run.unlog(10**6)
     assert run.logged == len(lines[0]) + 1
-    result = {"seed": 1, "class_il": {}, "task_il": {}, "seconds": {}}
-    run.save_result(result)
-    assert run.result == result
-    for other in ([], {}, {"seed": 1}):
-        run.save_result(other)
-        with pytest.raises(InputError, match="is not the result of a run"):
-            _ = run.result
+    run.save_result(result())
+    assert run.result == result()
 
 
 def test_what_a_run_leaves_that_was_killed_as_it_began_may_be_begun_again(tmp_path) -> None:
@@ -96,18 +94,3 @@ def test_a_lock_that_cannot_be_taken_is_a_sentence(tmp_path) -> None:
     (run.path / ".lock").mkdir()
     with pytest.raises(InputError, match=r"cannot write .*\.lock"), run.alone():
         pass
-
-
-def test_a_summary_is_a_lower_triangle_with_its_averages() -> None:
-    rows = [
-        {"linear": Accuracies([90.0], [95.0])},
-        {"linear": Accuracies([70.0, 80.0], [93.0, 85.0])},
-    ]
-    found = summarise(rows)
-    assert found["class_il"]["linear"] == {
-        "matrix": [[90.0, None], [70.0, 80.0]],
-        "accuracy": 75.0,
-        "forgetting": 20.0,
-        "backward_transfer": -20.0,
-    }
-    assert found["task_il"]["linear"]["accuracy"] == 89.0

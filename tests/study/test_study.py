@@ -26,6 +26,7 @@ from cclis.runs.directory import Run
 from cclis.study.run import SCALES, STUDIES, Planned, plan, rows_of
 from cclis.study.running import run_all
 from tests.conftest import METHODS
+from tests.report.made import accuracy, result
 
 FLAGS = ("--scale", "smoke", "--device", "cpu", "--jobs", "2")
 
@@ -182,7 +183,7 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, capsys) -> None:
     assert not run.finished
     assert study("tsne", tmp_path) == 0
     assert "going on after task 3" in run.log.read_text()
-    assert run.result["class_il"] == before["class_il"]
+    assert run.result.class_il == before.class_il
 
 
 def test_a_signal_stops_the_runs_which_are_saved(tmp_path: Path) -> None:
@@ -324,7 +325,7 @@ def test_methods_are_compared_on_own_data(tmp_path: Path, capsys, monkeypatch) -
     assert study("methods", folder, *own, "--data", "mine.npz") == 0
     names = {path.parent.name for path in folder.glob("runs/*/result.json")}
     assert names == {"npz-mine-er-20-tasks-3-seed0", "npz-mine-finetune-0-tasks-3-seed0"}
-    assert all(len(Run.open(folder / "runs" / name).result["task_sizes"]) == 3 for name in names)
+    assert all(len(Run.open(folder / "runs" / name).result.task_sizes) == 3 for name in names)
     # Of these the paper has no numbers.
     header = (folder / "methods.md").read_text(encoding="utf-8").splitlines()[0]
     assert header == "| benchmark | memory | variant | head | Class-IL | Task-IL | runs |"
@@ -396,8 +397,8 @@ def test_the_papers_numbers_stand_beside_the_rows() -> None:
 
 def test_the_head_of_the_papers_protocol_is_the_one_compared() -> None:
     def head(*heads: str) -> str:
-        result = {"class_il": dict.fromkeys(heads), "task_il": dict.fromkeys(heads)}
-        return Row("b", 1, "v", {"run": result}, {}, {}).head
+        run = result(heads=dict.fromkeys(heads, accuracy(50.0)))
+        return Row("b", 1, "v", {"run": run}, {}, {}).head
 
     assert head("linear", "linear_paper", "means", "prototype") == "linear_paper"
     assert head("linear", "means", "prototype") == "linear"
@@ -406,8 +407,7 @@ def test_the_head_of_the_papers_protocol_is_the_one_compared() -> None:
 
 
 def test_the_papers_numbers_stand_beside_ours_where_it_has_any() -> None:
-    numbers = {"linear": {"accuracy": 70.0}}
-    run = {"class_il": numbers, "task_il": numbers}
+    run = result(heads={"linear": accuracy(70.0)})
     printed = {"class_il": {"accuracy": [65.5, 1.0]}}
     rows = [Row("b", 1, "v", {"r": run}, {}, printed), Row("b", 1, "w", {}, {"r": "why"}, {})]
     header, first, second = study_table(rows, STUDIES["methods"].scores)

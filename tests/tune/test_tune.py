@@ -79,7 +79,7 @@ def test_a_grid_is_gone_through_once_and_its_best_mean_written(tmp_path: Path, r
             module.Run.open(tmp_path / "tuning" / trial.folder / f"seed{seed}").result
             for seed in (0, 1)
         ]
-        return sum(result["class_il"]["prototype"]["accuracy"] for result in found) / 2
+        return sum(result.class_il["prototype"].accuracy for result in found) / 2
 
     assert [trial.accuracy for trial in trials] == pytest.approx([mean(t) for t in trials])
     assert trials[0].accuracy == max(trial.accuracy or 0 for trial in trials)

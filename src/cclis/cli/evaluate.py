@@ -34,7 +34,7 @@ def run(arguments: Sequence[str]) -> None:
     if options.method is not None:
         get(options.method)
 
-    from cclis.experiment.loop import reevaluate
+    from cclis.experiment.reevaluation import reevaluate
     from cclis.files import write_json
     from cclis.report.table import result_tables
     from cclis.runs.directory import Run
@@ -52,8 +52,8 @@ def run(arguments: Sequence[str]) -> None:
         raise InputError(f"{config.method} has no setting {name}")
     config = dataclasses.replace(config, **changed)
     result = reevaluate(
-        run, data=options.data, device=options.device, options=config, progress=Progress()
+        run, data=options.data, device=options.device, config=config, progress=Progress()
     )
     console().print(result_tables(result))
     if output is not None:
-        write_json(output, result)
+        write_json(output, result.to_json())

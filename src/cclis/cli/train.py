@@ -10,7 +10,7 @@ from cclis.cli.parser import console
 from cclis.cli.settings import SettingsParser, look_ahead, parse, print_config, read
 from cclis.errors import InputError
 from cclis.methods import get, make_config
-from cclis.progress import Progress
+from cclis.progress import Progress, duration
 from cclis.settings import Options, setting
 
 ABOUT = "Learn a benchmark task by task."
@@ -65,8 +65,9 @@ def _show(run: Any) -> None:
     out = console()
     out.print(result_tables(result))
     out.print(
-        f"learned in {result['seconds']['train']:.1f} s "
-        f"({result['images_per_second']:,.0f} images/s), {result['seconds']['total']:.1f} s in all"
+        f"learned in {duration(result.seconds.train)} ({result.images_per_second:,.0f} images/s), "
+        f"evaluated in {duration(result.seconds.evaluation)}, "
+        f"{duration(result.seconds.total)} in all"
     )
     out.print(f"report   {run.path / 'report.html'}", soft_wrap=True)
     out.print(f"numbers  {run.path / 'result.json'}", soft_wrap=True)

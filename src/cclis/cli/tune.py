@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cclis.cli.parser import console
 from cclis.cli.settings import read
+from cclis.errors import InputError
 from cclis.methods.registry import slug
 from cclis.progress import Progress
 from cclis.settings import TuneOptions
@@ -33,7 +34,10 @@ def run(arguments: Sequence[str]) -> None:
 
     from rich.table import Column, Table
 
-    from cclis.tune.tuning import main_head_of, short, tune
+    try:
+        from cclis.tune.tuning import main_head_of, short, tune
+    except ImportError as error:
+        raise InputError(f"tuning needs Optuna ({error}): pip install 'cclis[tune]'") from None
 
     trials = tune(config, how, recipe=given.recipe, fixed=given.flags, progress=Progress())
     best = [trial for trial in trials if trial.accuracy is not None][:SHOWN]

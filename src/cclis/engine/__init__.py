@@ -1,1 +1,1 @@
-"""The engine: the only training loop, and what it runs on."""
+"""The engine: the training loop, and the device that it runs on."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
+from threading import RLock
 
 import torch
 from lightning_fabric import Fabric
@@ -27,26 +29,73 @@ def make_fabric(options: RunOptions) -> Fabric:
     on_gpu = gpu and options.device != "cpu"
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    if options.deterministic:
-        torch.use_deterministic_algorithms(True)
-    precision = options.precision
-    if precision == "auto":
-        precision = "bf16" if on_gpu else "fp32"
-    if on_gpu:
-        # Which kernels are fastest for the fixed shapes here is tried out once; another process
-        # may find others.
-        torch.backends.cudnn.benchmark = not options.deterministic
-        torch.backends.cudnn.deterministic = options.deterministic
-        if options.deterministic:
-            # cuBLAS reads it when it starts.
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.backends.cudnn.allow_tf32 = precision != "fp32"
-        torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
+    if on_gpu and options.deterministic:
+        # cuBLAS reads it when it starts.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return Fabric(
         accelerator="cuda" if on_gpu else "cpu",
         devices=1,
-        precision="bf16-mixed" if precision == "bf16" else "32-true",
+        precision="bf16-mixed" if arithmetic(options, on_gpu) == "bf16" else "32-true",
     )
+
+
+def arithmetic(options: RunOptions, on_gpu: bool) -> str:
+    """The precision that `options` ask for: bf16, tf32 or fp32."""
+    automatic = "bf16" if on_gpu else "fp32"
+    return automatic if options.precision == "auto" else options.precision
+
+
+_TURN = RLock()
+"""Who computes on a GPU: torch's switches and recordings are of the whole process."""
+
+
+@contextmanager
+def numerics(options: RunOptions, device: torch.device) -> Iterator[None]:
+    """Torch's process-wide switches as `options` want them on a GPU, put back afterwards.
+
+    Around every step and every pass rather than once, so that several learners with different
+    settings can work in one process; one of them at a time.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    exact = arithmetic(options, on_gpu=True) == "fp32"
+    wanted = (
+        # The fastest kernels for the fixed shapes are found by trying them once; another process
+        # may find others.
+        not options.deterministic,
+        options.deterministic,
+        not exact,
+        "highest" if exact else "high",
+        options.deterministic,
+    )
+    with _TURN:
+        before = _switches()
+        _switch(*wanted)
+        try:
+            yield
+        finally:
+            _switch(*before)
+
+
+def _switches() -> tuple[bool, bool, bool, str, bool]:
+    cudnn = torch.backends.cudnn
+    return (
+        cudnn.benchmark,
+        cudnn.deterministic,
+        cudnn.allow_tf32,
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+def _switch(
+    benchmark: bool, deterministic: bool, tf32: bool, matmul: str, algorithms: bool
+) -> None:
+    cudnn = torch.backends.cudnn
+    cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32 = benchmark, deterministic, tf32
+    torch.set_float32_matmul_precision(matmul)
+    torch.use_deterministic_algorithms(algorithms)
 
 
 def one_thread() -> AbstractContextManager[object]:

@@ -1,16 +1,16 @@
-"""The network in eval mode, applied to any number of images."""
+"""Inference: the network in eval mode, applied to any number of images."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Lock
 
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
 from cclis.data.augment import UNIFORMS, augment, draw_uniforms, to_float
+from cclis.engine.devices import numerics
 from cclis.engine.prefetch import prefetch
 from cclis.engine.recording import Recording, Tensors
 from cclis.functional.precision import at_least_float32
@@ -19,14 +19,14 @@ from cclis.nn.network import Network, Representation, evaluating
 from cclis.settings import Config
 
 BATCH = 512
-"""The paper's batch size: an encoder compiled for its teacher serves here as well."""
+"""The paper's batch size, so that the teacher's compiled encoder is used here as well."""
 
 
 class Inference:
-    """Represents uint8 images (N, H, W, C), batch by batch, without gradients.
+    """Compute features and embeddings of uint8 images (N, H, W, C), without gradients.
 
-    On a GPU the pass is compiled and recorded, for one batch size alone: the last batch is filled
-    up. The network's weights may change, but not their place.
+    On a GPU the pass is compiled and recorded for a single batch size; the last batch is padded.
+    The network's weights may change, but not their addresses.
     """
 
     def __init__(self, network: Network, fabric: Fabric, config: Config):
@@ -34,40 +34,40 @@ class Inference:
         self._compiled = compiles(config, fabric.device)
         self._augment = compiled_for_all(augment) if self._compiled else augment
         self._to_float = compiled_for_all(to_float) if self._compiled else to_float
-        self._represent = compiled(self._represented, self._compiled)
+        self._represent = compiled(self._features_and_embeddings, self._compiled)
         recorded = self._compiled and fabric.device.type == "cuda"
-        self._turn = Lock()
-        # What is augmented and what is not are recorded apart.
+        # Passes with and without augmentation are recorded separately.
         self._passes = [Recording(self._pass) if recorded else self._pass for _ in range(2)]
 
     @property
     def device(self) -> torch.device:
-        """Where results lie."""
+        """Device of the results."""
         return self._fabric.device
 
     def forget(self) -> None:
-        """Give back the memory that recordings hold; they are made anew when needed."""
+        """Delete the recordings to free their memory; they are made again when needed."""
         for recording in self._passes:
             if isinstance(recording, Recording):
                 recording.forget()
 
     def __call__(self, images: Tensor, augmented: torch.Generator | None = None) -> Representation:
-        """Represent images as they are, or augmented with draws from a generator.
+        """Compute the representation of images.
 
-        Several threads may call; they take turns.
+        Args:
+            images: uint8, (N, H, W, C).
+            augmented: Random generator for augmentation; None leaves images as they are.
         """
-        features, embeddings = [], []
-        with self._turn, self._own_modes(), evaluating(self.network):
-            for part in prefetch(torch.split(images, BATCH), self.device):
-                uniforms = None if augmented is None else draw_uniforms(len(part), augmented)
-                found = self._one_batch(part, uniforms)
-                features.append(found[0])
-                embeddings.append(found[1])
+        batches = []
+        with self._default_modes(), evaluating(self.network):
+            for batch in prefetch(torch.split(images, BATCH), self.device):
+                uniforms = None if augmented is None else draw_uniforms(len(batch), augmented)
+                batches.append(self._one_batch(batch, uniforms))
+            features, embeddings = zip(*batches, strict=True)
             return Representation(torch.cat(features), torch.cat(embeddings))
 
     @contextmanager
-    def _own_modes(self) -> Iterator[None]:
-        """Whatever the caller has switched on: a recording would keep it."""
+    def _default_modes(self) -> Iterator[None]:
+        """Undo the caller's inference mode and autocast, which a recording would keep."""
         with (
             torch.inference_mode(False),
             torch.no_grad(),
@@ -84,9 +84,11 @@ class Inference:
         inputs = (
             {"images": images} if uniforms is None else {"images": images, "uniforms": uniforms}
         )
-        features, embeddings = self._passes[uniforms is None](inputs)
-        # Copies: the next batch is written to the same place.
-        return features[:count].clone(), embeddings[:count].clone()
+        # One batch at a time, so that a thread that trains on this GPU is not kept waiting.
+        with numerics(self._config, self.device):
+            features, embeddings = self._passes[uniforms is None](inputs)
+            # Copied, because the next batch overwrites them.
+            return features[:count].clone(), embeddings[:count].clone()
 
     def _pass(self, inputs: Tensors) -> tuple[Tensor, Tensor]:
         with self._fabric.autocast():
@@ -96,6 +98,6 @@ class Inference:
                 floats = self._to_float(inputs["images"])
             return self._represent(floats)
 
-    def _represented(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def _features_and_embeddings(self, images: Tensor) -> tuple[Tensor, Tensor]:
         features = self.network.features(images)
         return at_least_float32(features), self.network.project(features)

@@ -1,4 +1,4 @@
-"""Batches of images brought from the host to a GPU while it works on others."""
+"""Copying batches of images to a GPU in advance."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ import torch
 from torch import Tensor
 
 AHEAD = 2
-"""Batches under way while another is worked on."""
+"""Number of batches that are copied in advance."""
 
 
 def prefetch(batches: Iterable[Tensor], device: torch.device) -> Iterator[Tensor]:
-    """The same batches on the device, one after another.
+    """Yield the batches on the device.
 
-    From the host they reach a GPU through page-locked memory on a stream of their own, so that
-    neither waits for the other.
+    Batches on the host are copied to a GPU through pinned memory on a separate stream, so that
+    copies and computations overlap.
     """
     if device.type != "cuda":
         yield from batches
         return
-    aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    under_way: deque[tuple[Tensor, torch.cuda.Event]] = deque()
+    copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    pending: deque[tuple[Tensor, torch.cuda.Event]] = deque()
     for batch in batches:
         if batch.device.type == "cuda":
             yield batch
             continue
-        with torch.cuda.stream(aside):
-            # The page-locked copy is not used again before it has arrived: torch sees to it.
-            under_way.append(
-                (batch.pin_memory().to(device, non_blocking=True), aside.record_event())
-            )
-        if len(under_way) > AHEAD:
-            yield _arrived(*under_way.popleft())
-    while under_way:
-        yield _arrived(*under_way.popleft())
+        with torch.cuda.stream(copies):
+            # torch does not reuse the pinned memory before the copy is done.
+            on_device = batch.pin_memory().to(device, non_blocking=True)
+            pending.append((on_device, copies.record_event()))
+        if len(pending) > AHEAD:
+            yield _wait_for(*pending.popleft())
+    while pending:
+        yield _wait_for(*pending.popleft())
 
 
-def _arrived(batch: Tensor, copied: torch.cuda.Event) -> Tensor:
+def _wait_for(batch: Tensor, copied: torch.cuda.Event) -> Tensor:
+    """Let the current stream wait for a batch that was copied on another stream."""
     current = torch.cuda.current_stream(batch.device)
     current.wait_event(copied)
     batch.record_stream(current)

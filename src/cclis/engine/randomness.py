@@ -1,4 +1,4 @@
-"""Random generators: one for every purpose, seeded from a run's seed."""
+"""Random generators: one for each purpose, all seeded by the run's seed."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import torch
 
 
 def seed_for(seed: int, *purpose: str | int) -> int:
-    """A seed of its own for every purpose, so that draws for one never shift those for another."""
+    """A different seed for each purpose, so that draws for one never shift those for another."""
     text = "/".join(str(part) for part in (seed, *purpose))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
 
 def generator(device: torch.device | str, seed: int, *purpose: str | int) -> torch.Generator:
-    """A generator on a device for one purpose."""
+    """A generator on `device` for one purpose."""
     return torch.Generator(device=device).manual_seed(seed_for(seed, *purpose))
 
 
 @contextmanager
 def seeded(seed: int, *purpose: str | int, device: torch.device | None = None) -> Iterator[None]:
-    """Torch's global generator, and a GPU's, seeded for one purpose, and put back afterwards."""
+    """Seed torch's global generator, and the GPU's, for one purpose; restore both afterwards."""
     gpus = [device] if device is not None and device.type == "cuda" else []
     with torch.random.fork_rng(devices=gpus):
         torch.default_generator.manual_seed(seed_for(seed, *purpose))
@@ -37,7 +37,7 @@ def seeded(seed: int, *purpose: str | int, device: torch.device | None = None) -
 
 @contextmanager
 def globally_seeded(seed: int) -> Iterator[None]:
-    """All global generators seeded, and put back afterwards."""
+    """Seed all global generators (torch, random, numpy), and restore them afterwards."""
     before = rng_state()
     torch.manual_seed(seed_for(seed, "torch"))
     random.seed(seed_for(seed, "python"))
@@ -49,22 +49,23 @@ def globally_seeded(seed: int) -> Iterator[None]:
 
 
 def rng_state() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The states of all global generators, which an encoder of one's own may draw from.
+    """States of all global generators; a custom encoder may draw from them.
 
-    As tensors, and as numbers that JSON can hold.
+    Returns:
+        The states of torch's generators as tensors, and of the others as values for JSON.
     """
     tensors = {"torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         tensors["cuda"] = torch.cuda.get_rng_state()
-    kind, keys, place, gauss, cached = np.random.get_state(legacy=True)
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return tensors, {
         "python": random.getstate(),
-        "numpy": [kind, np.asarray(keys).tolist(), place, gauss, cached],
+        "numpy": [kind, np.asarray(keys).tolist(), position, has_gauss, cached],
     }
 
 
 def restore_rng_state(tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
-    """Take back what `rng_state` gave."""
+    """Restore what `rng_state` returned."""
     torch.set_rng_state(tensors["torch"].cpu())
     if "cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["cuda"].cpu())

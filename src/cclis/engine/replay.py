@@ -82,9 +82,12 @@ class Replay:
         of_task, of_memory, slots = (rows[done:] for rows in plan)
         chosen = (task.images[indices] for indices in of_task.to(task.images.device))
         fed, labels = prefetch(chosen, self._device), task.labels[of_task]
-        not_replayed = torch.full((how.task,), -1.0, device=self._device)
+        of_the_task = {
+            "proposal": torch.ones(how.task, device=self._device),
+            **self._masks(how.task, replayed=False, padding=False),
+        }
         for images, known, replayed, where in zip(fed, labels, of_memory, slots, strict=True):
-            new = {"images": images, "labels": known, "proposal": not_replayed}
+            new = {"images": images, "labels": known, **of_the_task}
             past = self._past(new, replayed) if how.replay else {}
             rows = {k: torch.cat([v, past.pop(k)]) if k in past else v for k, v in new.items()}
             views = self._method.views
@@ -137,13 +140,23 @@ class Replay:
             rows = torch.arange(len(replayed), device=self._device) % len(new["labels"])
             return {
                 **{name: new[name][rows] for name in ("images", "labels")},
-                "proposal": torch.zeros(len(replayed), device=self._device),
+                "proposal": torch.ones(len(replayed), device=self._device),
+                **self._masks(len(replayed), replayed=True, padding=True),
                 **self._method.blank_extras(len(replayed)),
             }
         past = samples[replayed]
         extras = {name: rows[replayed] for name, rows in self._memory.extras.items()}
         proposal = self._memory.proposal[replayed]
-        return {"images": past.images, "labels": past.labels, "proposal": proposal, **extras}
+        masks = self._masks(len(replayed), replayed=True, padding=False)
+        return {
+            **{"images": past.images, "labels": past.labels, "proposal": proposal},
+            **masks,
+            **extras,
+        }
+
+    def _masks(self, count: int, **masks: bool) -> Inputs:
+        """The masks of a batch for samples that are alike."""
+        return {name: torch.full((count,), yes, device=self._device) for name, yes in masks.items()}
 
     def _task_of_each(self, task_sizes: Sequence[int]) -> Tensor:
         """The task of every sample in the memory, (N,)."""

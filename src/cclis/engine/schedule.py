@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-LONGEST_WARMUP = 0.2
-"""Share of a task's epochs that the warm-up takes at most."""
+MAX_WARMUP = 0.2
+"""Longest warm-up, as a share of the task's epochs."""
 FLOOR = 1e-3
-"""Share of the learning rate that the cosine ends at."""
+"""Factor at the end of the cosine decay."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Started anew for every task.
+    """Learning-rate schedule of one task.
 
     Attributes:
         epochs: Epochs of the task.
-        steps: Steps of an epoch.
-        warmup_epochs: Epochs of warm-up asked for.
+        steps: Steps per epoch.
+        warmup_epochs: Epochs of warm-up, shortened to `MAX_WARMUP`.
         constant: No decay after the warm-up.
     """
 
@@ -28,9 +28,14 @@ class Schedule:
     constant: bool = False
 
     def factor(self, step: int, warmup_from: float) -> float:
-        """What the learning rate is multiplied with at a step counted from the task's start."""
+        """Factor of the learning rate at a step.
+
+        Args:
+            step: The step, counted from the start of the task.
+            warmup_from: Factor at the start of the warm-up.
+        """
         epoch = step / self.steps
-        warmup = min(self.warmup_epochs, LONGEST_WARMUP * self.epochs)
+        warmup = min(self.warmup_epochs, MAX_WARMUP * self.epochs)
         if epoch < warmup:
             return warmup_from + (self._cosine(warmup) - warmup_from) * epoch / warmup
         return self._cosine(epoch)

@@ -8,6 +8,7 @@ import torch
 from lightning_fabric import Fabric
 
 from cclis.data.augment import augment
+from cclis.engine.devices import numerics
 from cclis.engine.optimizer import Optimizer
 from cclis.engine.recording import Recording, Tensors
 from cclis.functional.gradients import inner_products
@@ -15,7 +16,7 @@ from cclis.methods import Batch, Method
 from cclis.nn.compiling import compiled, compiled_for_all, compiles
 from cclis.settings import Config
 
-INPUTS = ("images", "labels", "proposal", "uniforms")
+INPUTS = ("images", "labels", "proposal", "replayed", "padding", "uniforms")
 
 
 class Step:
@@ -43,23 +44,24 @@ class Step:
         compiling = compiles(config, fabric.device)
         recorded = compiling and fabric.device.type == "cuda"
         self._recording = Recording(self._run) if recorded else None
-        self._turning = Recording(self._turn, skip_memory_check=True)
+        self._apply_recorded = Recording(self._apply, skip_memory_check=True)
         self._augment = compiled_for_all(augment) if compiling else augment
         self._losses = compiled(method.losses, compiling)
-        self._probes = compiled(method.probes, compiling)
+        self._auxiliary = compiled(method.auxiliary_losses, compiling)
         self._loss = torch.zeros((), device=fabric.device)
         self._number = torch.zeros((), dtype=torch.int64, device=fabric.device)
         self._finite = torch.ones_like(self._number, dtype=torch.bool)
         self.begin_task()
 
-    def begin_task(self, done: int = 0, sizes: tuple[int, ...] = ()) -> None:
+    def begin_task(self, done: int = 0, sizes: tuple[int, ...] = (), steps: int = 1) -> None:
         """Forget what was recorded: the next task may compute something else.
 
         Args:
             done: Steps of the task taken before.
             sizes: Samples of the task and of each replay in a batch, where they are kept apart.
+            steps: Steps of an epoch.
         """
-        self.sizes = sizes
+        self.sizes, self.steps = sizes, steps
         self.forget()
         self._number.fill_(done)
         self._finite.fill_(True)
@@ -67,7 +69,7 @@ class Step:
     def forget(self) -> None:
         """Give back the memory that a recording holds."""
         self._gradients = self._products = torch.empty(0)
-        self._turning.forget()
+        self._apply_recorded.forget()
         if self._recording is not None:
             self._recording.forget()
 
@@ -83,48 +85,56 @@ class Step:
         """Take a step; returns the terms of the loss and what to keep, valid until the next one.
 
         Args:
-            inputs: By name: images, uint8 (B, H, W, C); labels, int64 (B,); proposal (B,), as in
-                `Batch`; uniforms, random numbers for the augmentation, (UNIFORMS, B); and extras of
-                the replayed samples.
+            inputs: By name: images, uint8 (B, H, W, C); labels, proposal, replayed and padding, as
+                in `Batch`; uniforms, random numbers for the augmentation, (UNIFORMS, B); and extras
+                of the replayed samples.
         """
+        with numerics(self._config, self._fabric.device):
+            return self._step(inputs)
+
+    def _step(self, inputs: Tensors) -> tuple[Tensors, Tensors]:
         results = (self._recording or self._run)(inputs)
         if len(self._gradients):
             # Outside the recording: what to follow is decided on the host.
-            factors = self._method.steer(self._products.cpu()).to(self._gradients)
+            coefficients = self._method.gradient_coefficients(self._products.cpu()).to(
+                self._gradients
+            )
             # A recording of its own, as soon as the gradients keep their place.
             still = self._recording is not None and self._recording.recorded
-            (self._turning if still else self._turn)({"factors": factors})
+            (self._apply_recorded if still else self._apply)({"coefficients": coefficients})
         return results
 
     def _run(self, inputs: Tensors) -> tuple[Tensors, Tensors]:
         extras = dict(inputs)
-        images, labels, proposal, uniforms = (extras.pop(name) for name in INPUTS)
+        images, labels, proposal, replayed, padding, uniforms = (
+            extras.pop(name) for name in INPUTS
+        )
         self._optimizer.zero_grad()
         with self._fabric.autocast():
             # Without gradients, as in inference: what is compiled for one serves the other.
             with torch.no_grad():
                 augmented = self._augment(images, self._config, uniforms)
-            batch = Batch(augmented, labels, proposal, extras, self.sizes)
+            batch = Batch(augmented, labels, proposal, replayed, padding, extras, self.sizes)
             self._method.before_step(batch)
             # Before the losses: the statistics of batch norm are the task's rather than these.
-            probes = self._probes(batch)
+            auxiliary = self._auxiliary(batch)
             losses = self._losses(batch)
         loss = torch.stack(list(losses.values())).sum()
         self._fabric.backward(loss)
         self._loss = loss.detach()
-        if probes:
-            others = [self._optimizer.gradient_of(probe) for probe in probes]
+        if auxiliary:
+            others = [self._optimizer.gradient_of(other) for other in auxiliary]
             self._gradients = torch.stack([self._optimizer.gradient, *others])
             self._products = inner_products(self._gradients)
         else:
             self._gradients = torch.empty(0)
             self._update()
-        return {name: value.detach() for name, value in losses.items()}, batch.keep
+        return {name: value.detach() for name, value in losses.items()}, batch.to_store
 
-    def _turn(self, inputs: Tensors) -> None:
-        """Add the probes' gradients by their factors (T,), and update."""
+    def _apply(self, inputs: Tensors) -> None:
+        """Add the gradients of the auxiliary losses by their coefficients (T,), and update."""
         own, others = self._gradients[0], self._gradients[1:]
-        self._optimizer.set_gradient(torch.addmv(own, others.T, inputs["factors"]))
+        self._optimizer.set_gradient(torch.addmv(own, others.T, inputs["coefficients"]))
         self._update()
 
     def _update(self) -> None:

@@ -1,1 +1,1 @@
-"""Evaluation: classifiers on the frozen network, and how well they do."""
+"""Evaluation: classifiers on the frozen network, and their accuracy."""

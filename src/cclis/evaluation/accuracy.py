@@ -1,4 +1,4 @@
-"""Accuracy on every task seen so far, with and without knowing the task."""
+"""Class-IL and Task-IL accuracy on every task so far."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from cclis.settings import Options
 
 @dataclass(frozen=True)
 class Accuracies:
-    """Per cent right on each task seen so far.
+    """Accuracy on each task so far, in per cent.
 
     Attributes:
-        class_il: Among all classes seen.
+        class_il: Among all seen classes.
         task_il: Among the classes of the sample's task.
     """
 
@@ -31,13 +31,13 @@ class Accuracies:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """How a network did on all tasks seen so far.
+    """Evaluation of a network on all tasks so far.
 
     Attributes:
-        accuracies: By head.
-        predicted: By head, the class that each test sample was taken for, int64 (N,).
+        accuracies: Accuracies by head.
+        predicted: Predicted classes of the test samples by head, int64 (N,).
         test: The test samples of all tasks, (N,).
-        represented: What the network makes of them, (N, ...).
+        represented: Their representation, (N, ...).
     """
 
     accuracies: dict[str, Accuracies]
@@ -52,9 +52,9 @@ def accuracies(
     """Class-IL and Task-IL accuracy.
 
     Args:
-        scores: For each task, the scores of all seen classes for its test samples, (N_k, C).
-        labels: For each task, the classes of its test samples, (N_k,).
-        task_sizes: How many classes each task brought.
+        scores: For each task, scores of all seen classes for its test samples, (N_k, C).
+        labels: For each task, classes of its test samples, int64 (N_k,).
+        task_sizes: Number of classes of each task.
     """
     class_il, task_il = [], []
     first = 0
@@ -76,10 +76,20 @@ def evaluate(
     seed: int,
     progress: Progress = QUIET,
 ) -> Evaluation:
-    """Fit every head to what is visible and test it on all tasks so far.
+    """Fit heads to the visible samples and test them on all tasks so far.
 
-    Generators are seeded by `seed` and the number of classes alone, so that evaluating the
-    same network again gives the same numbers.
+    All generators are seeded by `seed` and the number of classes: evaluating the same network again
+    gives the same numbers.
+
+    Args:
+        inference: The frozen network.
+        heads: Names of the heads.
+        visible: Samples to fit the heads to.
+        tests: Test samples of each task.
+        task_sizes: Number of classes of each task.
+        options: Settings of the heads.
+        seed: Seed of the generators.
+        progress: Where to show progress.
     """
     heads = heads_for(tuple(heads), options)
     view = View(inference, visible, sum(task_sizes), options, seed)
@@ -88,14 +98,14 @@ def evaluate(
         test = ImageSet.concatenate(*tests).to(inference.device)
         represented = inference(test.images)
         bar.advance()
-        found, predicted = {}, {}
+        by_head, predicted = {}, {}
         for name in heads:
             scores = fit(name, view).scores(represented)
             by_task = torch.split(scores, sizes), torch.split(test.labels, sizes)
-            found[name], predicted[name] = accuracies(*by_task, task_sizes), scores.argmax(dim=1)
-            bar.advance(note=f"{name} {sum(found[name].class_il) / len(tests):.1f} %")
-    return Evaluation(found, predicted, test, represented)
+            by_head[name], predicted[name] = accuracies(*by_task, task_sizes), scores.argmax(dim=1)
+            bar.advance(note=f"{name} {sum(by_head[name].class_il) / len(tests):.1f} %")
+    return Evaluation(by_head, predicted, test, represented)
 
 
-def _percent(right: Tensor) -> float:
-    return 100 * int(right.sum()) / max(1, right.numel())
+def _percent(correct: Tensor) -> float:
+    return 100 * int(correct.sum()) / max(1, correct.numel())

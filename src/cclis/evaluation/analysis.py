@@ -1,4 +1,4 @@
-"""What a report shows beside the numbers: confusions, the memory, where embeddings lie."""
+"""Data for reports: confusion matrices, the memory, embeddings."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from cclis.nn.network import PrototypeNetwork
 
 
 def analyse(
-    found: Evaluation, memory: Memory, inference: Inference, classes: int, samples: int
+    evaluation: Evaluation, memory: Memory, inference: Inference, classes: int, samples: int
 ) -> dict[str, Tensor]:
-    """What is kept of the last evaluation, by name.
+    """Collect what reports show of the last evaluation, as tensors by name.
 
     Args:
-        found: The evaluation of all tasks.
-        memory: After the last task.
+        evaluation: The evaluation of all tasks.
+        memory: The memory after the last task.
         inference: The network after the last task.
-        classes: How many there are.
-        samples: How many test samples to keep at most, of all classes alike; with none, no
-            embeddings are kept.
+        classes: Number of classes, C.
+        samples: Maximum number of test samples, equally many per class. With 0, no embeddings are
+            collected.
 
     Returns:
-        confusion.HEAD: how often class i was taken for class j, int64 (C, C); test.* of some test
-        samples: images, labels, predicted (by the main head), embeddings; memory.*: images,
-        labels, proposal, embeddings; prototypes, (C, D).
+        confusion.HEAD: confusion matrices, int64 (C, C). test.*: images, labels, predicted (by the
+        main head) and embeddings of the test samples. memory.*: images, labels, proposal and
+        embeddings of the memory. prototypes, (C, D).
     """
-    test, kept = found.test, memory.samples
+    test, stored = evaluation.test, memory.samples
     tensors = {
         f"confusion.{head}": confusion(test.labels, predicted, classes)
-        for head, predicted in found.predicted.items()
+        for head, predicted in evaluation.predicted.items()
     }
-    if kept is not None:
-        tensors |= {"memory.images": kept.images, "memory.labels": kept.labels}
+    if stored is not None:
+        tensors |= {"memory.images": stored.images, "memory.labels": stored.labels}
         tensors["memory.proposal"] = memory.proposal
     if samples:
-        some = evenly_spaced(test.labels, samples)
-        tensors["test.images"] = test.images[some]
-        tensors["test.labels"] = test.labels[some]
-        tensors["test.predicted"] = list(found.predicted.values())[-1][some]
-        tensors["test.embeddings"] = found.represented.embeddings[some].half()
-        if kept is not None:
-            tensors["memory.embeddings"] = inference(kept.images).embeddings.half()
+        chosen = evenly_spaced(test.labels, samples)
+        tensors["test.images"] = test.images[chosen]
+        tensors["test.labels"] = test.labels[chosen]
+        tensors["test.predicted"] = list(evaluation.predicted.values())[-1][chosen]
+        tensors["test.embeddings"] = evaluation.represented.embeddings[chosen].half()
+        if stored is not None:
+            tensors["memory.embeddings"] = inference(stored.images).embeddings.half()
         if isinstance(inference.network, PrototypeNetwork):
             prototypes = inference.network.prototypes[:classes].detach()
             tensors["prototypes"] = torch.nn.functional.normalize(prototypes, dim=1).half()
@@ -52,12 +52,12 @@ def analyse(
 
 
 def confusion(labels: Tensor, predicted: Tensor, classes: int) -> Tensor:
-    """How often a sample of class i was taken for class j, int64 (C, C)."""
+    """Confusion matrix: how many samples of class i are predicted as class j, int64 (C, C)."""
     return (labels * classes + predicted).bincount(minlength=classes**2).view(classes, classes)
 
 
 def evenly_spaced(labels: Tensor, count: int) -> Tensor:
-    """Indices of at most `count` samples: evenly spaced within a class, all classes alike."""
+    """Indices of at most `count` samples, equally many per class, evenly spaced within a class."""
     classes = labels.bincount().nonzero()[:, 0]
     share = max(1, count // len(classes))
     chosen = []

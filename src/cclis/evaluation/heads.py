@@ -1,8 +1,8 @@
-"""Classifiers on top of the frozen network, fitted to what is visible: the task and the memory."""
+"""Heads: classifiers on the frozen network, fitted to the visible samples (task and memory)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -14,7 +14,7 @@ from torch import Tensor
 from cclis.data.images import ImageSet
 from cclis.engine.inference import Inference
 from cclis.engine.randomness import generator
-from cclis.errors import InputError
+from cclis.errors import InputError, unknown
 from cclis.nn.network import ClassifierNetwork, PrototypeNetwork, Representation
 from cclis.settings import MeansOptions, Options, ProbeOptions
 
@@ -22,13 +22,13 @@ PROBE_MOMENTUM = 0.9
 PROBE_DECAY = 0.2
 PROBE_MILESTONES = (0.6, 0.75, 0.9)
 SHRINKAGE = 0.1
-"""Share of a round covariance in that of `discriminant`."""
-LEAST_SPREAD = 1e-9
-"""Share of the features' mean square that the variance of `discriminant` is at least."""
+"""Shrinkage of the covariance of `discriminant` towards a multiple of the identity."""
+MIN_VARIANCE = 1e-9
+"""Smallest mean variance of `discriminant`, relative to the mean square of the class means."""
 PROBE_BLOCK = 16
-"""Batches of the probe whose features are computed at once."""
+"""Number of the probe's batches whose features are computed at once."""
 CHECK_SAMPLES = 64
-"""Samples that a fitted head is tried on."""
+"""Number of samples for which a fitted head must give finite scores."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Head:
     """A linear classifier of features or of embeddings.
 
     Attributes:
-        on: What it looks at.
+        on: Its inputs.
         weight: (C, D).
         bias: (C,).
     """
@@ -46,21 +46,21 @@ class Head:
     bias: Tensor
 
     def scores(self, representation: Representation) -> Tensor:
-        """Score of every class for every sample, (N, C)."""
+        """Scores of all classes for N samples, (N, C)."""
         inputs = getattr(representation, self.on)
         return F.linear(inputs.to(self.weight.dtype), self.weight, self.bias)
 
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """How the classes lie.
+    """Means and covariance of the visible samples.
 
     Attributes:
         embeddings: Unit-norm mean embedding of every class, (C, D).
         features: Mean features of every class, float64, (C, F).
-        covariance: Of features around their class's mean, the mean over classes, float64, (F, F).
-        present: Whether a class has samples, (C,).
-        dtype: Of the features that the network gives.
+        covariance: Within-class covariance of the features, averaged over classes, float64, (F, F).
+        present: Whether a class has samples, bool (C,).
+        dtype: dtype of the network's features.
     """
 
     embeddings: Tensor
@@ -72,14 +72,14 @@ class Moments:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """What heads are fitted to; what several of them need is computed once.
+    """The network and the samples that heads are fitted to, and what several heads share.
 
     Attributes:
         inference: The frozen network.
-        visible: The memory as it was while the task was learned, and the task.
-        classes: How many classes have been seen.
-        options: Settings of the evaluation, of the kinds that the heads need.
-        seed: Seeds all generators, together with the number of classes.
+        visible: Samples of the task, and of the memory as it was while the task was learned.
+        classes: Number of seen classes, C.
+        options: Settings of the heads.
+        seed: Seed of all generators, together with the number of classes.
     """
 
     inference: Inference
@@ -90,24 +90,24 @@ class View:
 
     @cached_property
     def check_batch(self) -> Representation:
-        """What the network makes of a few visible samples."""
+        """Representation of a few visible samples."""
         return self.inference(self.visible.images[:CHECK_SAMPLES])
 
     def rng(self, purpose: str) -> torch.Generator:
-        """A generator for one purpose."""
+        """Random generator for one purpose."""
         return generator(self.inference.device, self.seed, "head", purpose, self.classes)
 
     @cached_property
     def moments(self) -> Moments:
-        """How the classes lie, over augmented passes."""
+        """Means and covariance over augmented passes of the visible samples."""
         assert isinstance(self.options, MeansOptions)
         rng, labels, passes = self.rng("means"), self.visible.labels, self.options.mean_passes
         counts = labels.bincount(minlength=self.classes)
         share = (1 / (passes * counts[labels].double()))[:, None]
         sums = []
         for _ in range(passes):
-            seen = self.inference(self.visible.images, rng)
-            embeddings, features = seen.embeddings * share, seen.features.double()
+            represented = self.inference(self.visible.images, rng)
+            embeddings, features = represented.embeddings * share, represented.features.double()
             weighted = features * share
             sums.append(
                 (
@@ -122,16 +122,16 @@ class View:
             )
         means, centres, squares = (sum(parts[1:], parts[0]) for parts in zip(*sums, strict=True))
         covariance = (squares - centres.T @ centres) / (counts > 0).sum()
-        means = F.normalize(means, dim=1).to(seen.embeddings.dtype)
-        return Moments(means, centres, covariance, counts > 0, seen.features.dtype)
+        means = F.normalize(means, dim=1).to(represented.embeddings.dtype)
+        return Moments(means, centres, covariance, counts > 0, represented.features.dtype)
 
     @cached_property
     def probes(self) -> dict[str, Head]:
-        """The paper's linear probe (Appendix B), at every learning rate that is asked for.
+        """The paper's linear probe (Appendix B), one for each learning rate.
 
-        Every draw takes a class at random, then one of its samples at random, augmented. SGD with
-        momentum 0.9 and no weight decay; the weights of the last epoch count, whatever they score.
-        Probes of several learning rates start alike and see the same features.
+        Each draw takes a random class, then a random sample of it, augmented. Trained by SGD with
+        momentum 0.9 and no weight decay; the weights after the last epoch are used. Probes with
+        different learning rates have the same initial weights and see the same features.
         """
         options, rng, visible = self.options, self.rng("linear"), self.visible
         assert isinstance(options, ProbeOptions)
@@ -141,10 +141,10 @@ class View:
         device = self.inference.device
         features = self.inference(visible[:1].images).features
         dimension, dtype = features.shape[1], features.dtype
-        # Drawn in float32 whatever the precision is, so that all start alike.
+        # Drawn in float32, so that the initial weights do not depend on the precision.
         start = torch.empty(self.classes, dimension + 1, device=device)
         start.uniform_(-(dimension**-0.5), dimension**-0.5, generator=rng)
-        # One layer a learning rate, (rates, classes, features and a one for the bias).
+        # One layer per learning rate, (rates, classes, features + 1 for the bias).
         layers = start.to(dtype).repeat(len(rates), 1, 1)
         momentum = torch.zeros_like(layers)
         learning_rates = layers.new_tensor(list(rates.values()))[:, None, None]
@@ -167,7 +167,7 @@ class View:
                 for x, y in zip(
                     torch.split(inputs, batch), torch.split(targets, batch), strict=True
                 ):
-                    # The gradient of the cross-entropy, written out: few kernels to start.
+                    # The gradient of the cross-entropy, written out to launch few kernels.
                     error = (layers @ x.T).softmax(dim=1) - y.T
                     momentum = PROBE_MOMENTUM * momentum + error @ x / len(x)
                     layers = layers - decayed * momentum
@@ -178,43 +178,43 @@ class View:
 
 
 def fit_linear(view: View) -> Head:
-    """The linear probe at the learning rate `probe_learning_rate`."""
+    """The linear probe with the learning rate `probe_learning_rate`."""
     return view.probes["linear"]
 
 
 def fit_linear_paper(view: View) -> Head:
-    """The linear probe at the learning rate `paper_probe_learning_rate`."""
+    """The linear probe with the learning rate `paper_probe_learning_rate`."""
     return view.probes["linear_paper"]
 
 
 def fit_means(view: View) -> Head:
-    """Nearest class mean of the visible embeddings; a class without samples is never chosen."""
-    found = view.moments
-    bias = found.embeddings.new_zeros(view.classes)
-    return Head("embeddings", found.embeddings, bias.masked_fill(~found.present, -torch.inf))
+    """Nearest class mean of the visible embeddings; a class without samples is never predicted."""
+    moments = view.moments
+    bias = moments.embeddings.new_zeros(view.classes)
+    return Head("embeddings", moments.embeddings, bias.masked_fill(~moments.present, -torch.inf))
 
 
 def fit_discriminant(view: View) -> Head:
-    """Linear discriminant analysis of the visible features, all classes alike.
+    """Linear discriminant analysis of the visible features, with equal class priors.
 
-    The nearest class mean, where distances are measured by the classes' common covariance, a part
-    of which is replaced by a round one; a class without samples is never chosen.
+    The covariance is shrunk towards a multiple of the identity. A class without samples is never
+    predicted.
     """
-    found = view.moments
-    size = len(found.covariance)
-    # Where features hardly vary within classes this is the nearest mean, not what rounding left.
-    least = (LEAST_SPREAD * found.features.square().mean()).clamp_min(torch.finfo().tiny)
-    spread = (found.covariance.trace() / size).maximum(least)
-    round_ = spread * torch.eye(size).to(found.covariance)
-    covariance = (1 - SHRINKAGE) * found.covariance + SHRINKAGE * round_
-    weight = torch.linalg.solve(covariance, found.features.T).T
-    bias = -0.5 * (weight * found.features).sum(dim=1)
-    bias = bias.masked_fill(~found.present, -torch.inf)
-    return Head("features", weight.to(found.dtype), bias.to(found.dtype))
+    moments = view.moments
+    size = len(moments.covariance)
+    # If features hardly vary within classes, the nearest mean decides rather than rounding errors.
+    smallest = (MIN_VARIANCE * moments.features.square().mean()).clamp_min(torch.finfo().tiny)
+    variance = (moments.covariance.trace() / size).maximum(smallest)
+    target = variance * torch.eye(size).to(moments.covariance)
+    covariance = (1 - SHRINKAGE) * moments.covariance + SHRINKAGE * target
+    weight = torch.linalg.solve(covariance, moments.features.T).T
+    bias = -0.5 * (weight * moments.features).sum(dim=1)
+    bias = bias.masked_fill(~moments.present, -torch.inf)
+    return Head("features", weight.to(moments.dtype), bias.to(moments.dtype))
 
 
 def fit_prototype(view: View) -> Head:
-    """The sum, brought to length one, of the trained prototype and the class mean."""
+    """The normalised sum of each trained prototype and class mean."""
     network = view.inference.network
     if not isinstance(network, PrototypeNetwork):
         raise TypeError("the head 'prototype' needs a network with prototypes")
@@ -224,7 +224,7 @@ def fit_prototype(view: View) -> Head:
 
 
 def fit_classifier(view: View) -> Head:
-    """The classifier that was trained with the network; nothing is fitted."""
+    """The network's own classifier; nothing is fitted."""
     network = view.inference.network
     if not isinstance(network, ClassifierNetwork):
         raise TypeError("the head 'classifier' needs a network with a classifier")
@@ -244,12 +244,15 @@ HEADS: dict[str, Callable[[View], Head]] = {
 
 
 def fit(name: str, view: View) -> Head:
-    """The head of that name, if the network and it give finite numbers: a network may diverge by
-    the very last step of a task, whose loss was still finite."""
+    """Fit a head by name.
+
+    Raises InputError if features or scores are not finite: a network may diverge in the last step
+    of a task, whose loss was still finite.
+    """
     if not bool(view.check_batch.features.isfinite().all()):
         raise InputError("the network is no longer finite: a lower learning_rate may help")
     head = HEADS[name](view)
-    # A class without samples scores minus infinity.
+    # The score of a class without samples is minus infinity.
     scores = head.scores(view.check_batch).masked_fill(head.bias == -torch.inf, 0)
     if not bool(scores.isfinite().all()):
         rate = "probe_learning_rate" if name.startswith("linear") else "learning_rate"
@@ -258,9 +261,9 @@ def fit(name: str, view: View) -> Head:
 
 
 def heads_for(own: tuple[str, ...], options: Options) -> tuple[str, ...]:
-    """A method's heads, and the second probe where its learning rate is given.
+    """A method's heads, with the second linear probe if its learning rate is given.
 
-    It comes before the first, so that the last head is the method's own whatever is asked for.
+    It comes before the first probe, so that the method's own head stays the last one.
     """
     if not isinstance(options, ProbeOptions) or options.paper_probe_learning_rate is None:
         return own
@@ -268,3 +271,14 @@ def heads_for(own: tuple[str, ...], options: Options) -> tuple[str, ...]:
         return own
     place = own.index("linear")
     return (*own[:place], "linear_paper", *own[place:])
+
+
+def chosen_heads(
+    own: tuple[str, ...], options: Options, asked: Sequence[str] | None
+) -> tuple[str, ...]:
+    """The heads that are fitted: all of a method's, or those asked for and the main one, last."""
+    heads = heads_for(own, options)
+    for name in asked or ():
+        if name not in heads:
+            raise unknown("head", name, heads)
+    return heads if asked is None else tuple(h for h in heads if h in asked or h == heads[-1])

@@ -1,4 +1,4 @@
-"""The mathematics: pure functions of tensors, no settings, no device, no file."""
+"""Mathematics: pure functions of tensors, without settings, devices or files."""
 
 from cclis.functional.coreset import matching_pursuit, weighted_coreset
 from cclis.functional.diagnostics import diagnose

@@ -1,4 +1,4 @@
-"""Weighted samples whose gradients stand for those of all. Pure functions."""
+"""Weighted coresets: few samples whose gradients add up to those of all samples."""
 
 from __future__ import annotations
 
@@ -10,83 +10,93 @@ from cclis.errors import InputError
 from cclis.functional.exemplars import check_finite
 from cclis.functional.quadratic import solve_nonnegative
 
-USEFUL = 1e-6
-"""Smallest cosine of a gradient with the target that counts as more than rounding."""
+MIN_COSINE = 1e-6
+"""Smallest cosine of a gradient with the target that is more than a rounding error."""
 
 
 def matching_pursuit(
     gradients: Tensor, target: Tensor, count: int, *, ridge: float
 ) -> tuple[Tensor, Tensor]:
-    """Samples and weights whose gradients add up to a target, by orthogonal matching pursuit.
+    """Select samples and non-negative weights by orthogonal matching pursuit (GradMatch:
+    Killamsetty et al., 2021, Alg. 2; GCR: Tiwari et al., 2022).
 
-    Minimises |target - Σ w_i g_i|² + ridge |w|² with w ≥ 0 (GradMatch: Killamsetty et al., 2021,
-    Alg. 2; GCR: Tiwari et al., 2022). The row that has the largest inner product with the residual
-    is picked, the weights of all picked rows are fitted anew, and rows whose weight falls to zero
-    are put back. It ends with `count` rows, or when no other row agrees with the residual.
+    Minimises |target - Σ w_i g_i|² + ridge |w|² subject to w ≥ 0. Each iteration adds the sample
+    whose gradient has the largest inner product with the residual, refits the weights of all
+    selected samples, and drops those whose weight became zero. It stops at `count` samples, or
+    when no other gradient has a positive inner product with the residual.
 
     Args:
-        gradients: A gradient per sample, (N, D).
+        gradients: One gradient per sample, g, (N, D).
         target: What their weighted sum should be, (D,).
-        count: How many samples to pick at most.
-        ridge: Price of large weights, 0 or more.
+        count: Maximum number of samples.
+        ridge: L2 penalty on the weights, 0 or more.
 
     Returns:
-        Indices, int64, and their weights, all positive, both (at most count,), in order of choice.
+        Indices, int64, and positive weights, both (at most count,), in order of selection.
+
+    >>> matching_pursuit(torch.eye(3), torch.tensor([0.0, 2.0, 1.0]), 2, ridge=0.0)
+    (tensor([1, 2]), tensor([2., 1.]))
     """
     if gradients.dim() != 2 or gradients.shape[1:] != target.shape:
         raise InputError(
-            f"gradients {tuple(gradients.shape)} and target {tuple(target.shape)} must be "
-            "(N, D) and (D,)"
+            f"gradients must be (N, D) and target (D,), but they are {tuple(gradients.shape)} and "
+            f"{tuple(target.shape)}"
         )
     if count < 0 or not ridge >= 0:
         raise InputError(f"count and ridge must not be negative, but are {count} and {ridge}")
     check_finite(gradients, "gradients")
     check_finite(target, "target")
     rows, goal = gradients.double(), target.double()
-    agreement = (rows @ goal).cpu().numpy()
-    useful = USEFUL * (rows.norm(dim=1) * goal.norm()).cpu().numpy()
-    picked, products = np.zeros(0, dtype=np.int64), np.zeros((0, len(rows)))
+    alignment = (rows @ goal).cpu().numpy()
+    threshold = MIN_COSINE * (rows.norm(dim=1) * goal.norm()).cpu().numpy()
+    selected, gram = np.zeros(0, dtype=np.int64), np.zeros((0, len(rows)))
     weights, gain = np.zeros(0), 0.0
-    while len(picked) < min(count, len(rows)):
-        left = agreement - weights @ products
-        left[left <= useful] = -np.inf
-        left[picked] = -np.inf
-        best = int(left.argmax())
-        if left[best] == -np.inf:
+    while len(selected) < min(count, len(rows)):
+        residual = alignment - weights @ gram
+        residual[residual <= threshold] = -np.inf
+        residual[selected] = -np.inf
+        best = int(residual.argmax())
+        if residual[best] == -np.inf:
             break
-        tried = np.append(picked, best)
-        grown = np.vstack([products, (rows @ rows[best]).cpu().numpy()])
-        fitted = solve_nonnegative(grown[:, tried] + ridge * np.eye(len(tried)), agreement[tried])
-        # What the fit takes off the cost; were it not to grow, rows could come and go for ever.
-        reached = float(agreement[tried] @ fitted)
-        if reached <= gain:
+        candidates = np.append(selected, best)
+        products = np.vstack([gram, (rows @ rows[best]).cpu().numpy()])
+        penalty = ridge * np.eye(len(candidates))
+        fitted = solve_nonnegative(products[:, candidates] + penalty, alignment[candidates])
+        # By how much the fit lowers the objective. It must grow, or the loop might never end.
+        new_gain = float(alignment[candidates] @ fitted)
+        if new_gain <= gain:
             break
-        kept = fitted > 0
-        picked, products, weights, gain = tried[kept], grown[kept], fitted[kept], reached
-    indices = torch.from_numpy(picked).to(gradients.device)
+        positive = fitted > 0
+        selected, gram = candidates[positive], products[positive]
+        weights, gain = fitted[positive], new_gain
+    indices = torch.from_numpy(selected).to(gradients.device)
     return indices, torch.from_numpy(weights).to(gradients)
 
 
 def weighted_coreset(
     gradients: Tensor, before: Tensor, count: int, *, ridge: float
 ) -> tuple[Tensor, Tensor]:
-    """Samples of one class that stand for all of it, and their weights (GCR: Tiwari et al., 2022).
+    """Select a weighted coreset of one class (GCR: Tiwari et al., 2022, Eq. 4).
 
-    Samples are picked and weighed so that their gradient comes near that of all samples with the
-    weights they had before (Eq. 4). Where fewer suffice, others fill the room with the weights they
-    had (1 in the authors' code). Where a class is learned well these are more than the ridge leaves
-    to those picked, and the gradient may become another. Together they weigh as much as all samples
-    did: what is kept of a class stands for all of it, the fewer the more each.
+    `matching_pursuit` selects samples whose weighted gradient is close to that of all samples with
+    their weights from before. If it selects fewer than `count`, other samples fill the remaining
+    places with their weights from before (1 in the authors' code). In a class that is learned well
+    these weigh more than what the L2 penalty leaves to the selected samples, so that the gradient
+    may change. The weights are rescaled to the sum from before: however few samples are left, they
+    represent the whole class.
 
     Args:
-        gradients: A gradient per sample, (N, D).
-        before: The weight of each, 0 or more, (N,). One that weighs nothing is kept after all
-            others, and stands for itself.
-        count: How many samples to keep at most.
-        ridge: Price of large weights, 0 or more.
+        gradients: One gradient per sample, (N, D).
+        before: Weight of each sample from before, 0 or more, (N,). Samples of weight 0 are the
+            last to be selected, and then have weight 1.
+        count: Maximum number of samples.
+        ridge: L2 penalty on the weights, 0 or more.
 
     Returns:
-        Indices, int64, and their weights, both (min(count, N),), those picked first.
+        Indices, int64, and weights, both (min(count, N),); those of `matching_pursuit` come first.
+
+    >>> weighted_coreset(torch.eye(2), torch.tensor([3.0, 1.0]), 1, ridge=0.0)
+    (tensor([0]), tensor([4.]))
     """
     if before.shape != gradients.shape[:1] or bool((before < 0).any()):
         raise InputError(
@@ -95,10 +105,10 @@ def weighted_coreset(
         )
     order = (before == 0).argsort(stable=True)
     gradients, before = gradients[order], before[order]
-    some = before > 0
-    each = before.where(some, 1)
-    chosen, weight = matching_pursuit(gradients[some], before @ gradients, count, ridge=ridge)
-    rest = torch.ones_like(before).index_fill(0, chosen, 0).nonzero()[:, 0]
-    more = rest[: count - len(chosen)]
-    weights = torch.cat([weight, each[more]])
-    return order[torch.cat([chosen, more])], weights / weights.sum() * each.sum()
+    weighted = before > 0
+    fallback = before.where(weighted, 1)
+    selected, weight = matching_pursuit(gradients[weighted], before @ gradients, count, ridge=ridge)
+    others = torch.ones_like(before).index_fill(0, selected, 0).nonzero()[:, 0]
+    fillers = others[: count - len(selected)]
+    weights = torch.cat([weight, fallback[fillers]])
+    return order[torch.cat([selected, fillers])], weights / weights.sum() * fallback.sum()

@@ -1,6 +1,6 @@
-"""Which samples to keep, chosen by other rules than a proposal. Pure functions.
+"""Selection of exemplars: reservoir sampling and herding.
 
-A class-balanced uniform choice is `sampling.select` with equal proposals.
+For a class-balanced uniform selection use `sampling.select` with a constant proposal.
 """
 
 from __future__ import annotations
@@ -14,22 +14,26 @@ from cclis.errors import InputError
 def reservoir_slots(
     seen: int, capacity: int, count: int, *, generator: torch.Generator, batches: int = 1
 ) -> Tensor:
-    """Where a reservoir puts the next samples of a stream (Algorithm R: Vitter, 1985).
+    """Slots of the next samples of a stream in a reservoir (Algorithm R: Vitter, 1985).
 
-    Sample n of the stream, from 0, takes slot n while n < capacity. A later one draws r evenly
-    from 0..n and takes slot r if there is one. After any number of samples, each of them is kept
-    with the same probability.
+    Sample n of the stream, counted from 0, takes slot n while n < capacity. For a later sample r is
+    drawn uniformly from 0..n, and the sample takes slot r if r < capacity. At any time, all samples
+    so far are in the reservoir with the same probability.
 
     Args:
-        seen: How many samples have passed before.
-        capacity: How many samples the memory holds.
-        count: How many samples come at a time.
-        generator: Source of randomness; one number is drawn for every sample.
-        batches: How often so many come.
+        seen: Number of samples before these.
+        capacity: Number of slots.
+        count: Samples per batch.
+        generator: Random generator; one number is drawn per sample.
+        batches: Number of batches.
 
     Returns:
-        int64 slots in 0..capacity-1, (batches · count,) on the CPU. -1 stands for a sample that is
-        not kept, or that a later one of its batch overrules, so that no batch names a slot twice.
+        int64 slots in 0..capacity-1, (batches · count,), on the CPU. -1 marks a sample that is not
+        stored, or that a later sample of the same batch overwrites: no slot occurs twice in a
+        batch.
+
+    >>> reservoir_slots(0, 3, 2, generator=torch.Generator().manual_seed(0))
+    tensor([0, 1])
     """
     if min(seen, capacity, count, batches) < 0:
         raise InputError(
@@ -38,31 +42,34 @@ def reservoir_slots(
         )
     position = torch.arange(batches * count)
     number = seen + position
-    draws = torch.rand(
+    uniforms = torch.rand(
         len(number), generator=generator, device=generator.device, dtype=torch.float64
     )
-    drawn = (draws.cpu() * (number + 1)).long()
+    drawn = (uniforms.cpu() * (number + 1)).long()
     slots = torch.where(number < capacity, number, drawn)
     slots = torch.where(slots < capacity, slots, -1)
-    # Every batch has places of its own, the first for what is not kept.
-    place = position // count * (capacity + 1) + slots + 1
-    _, place = torch.unique(place, return_inverse=True)
-    last = torch.zeros_like(position).scatter_reduce(0, place, position, reduce="amax")
-    return torch.where(last[place] == position, slots, -1)
+    # One key per batch and slot; slot -1 comes first.
+    key = position // count * (capacity + 1) + slots + 1
+    _, key = torch.unique(key, return_inverse=True)
+    last = torch.zeros_like(position).scatter_reduce(0, key, position, reduce="amax")
+    return torch.where(last[key] == position, slots, -1)
 
 
 def herding(features: Tensor, count: int) -> Tensor:
-    """Exemplars whose mean stays nearest the class mean (iCaRL: Rebuffi et al., 2017, Alg. 4).
+    """Select exemplars whose mean is near the class mean (iCaRL: Rebuffi et al., 2017, Alg. 4).
 
-    One after another is chosen, none twice, so that the mean of those chosen so far comes as near
-    as it can to the mean of all. Fewer exemplars are the first ones of more.
+    Greedy: each step adds the sample that brings the mean of the exemplars so far nearest to the
+    class mean. The first k exemplars of a longer list are the list of k.
 
     Args:
-        features: Features of the samples of one class, (N, D); brought to unit length here.
-        count: How many exemplars to choose.
+        features: Features of the samples of one class, (N, D). They are normalised to unit length.
+        count: Number of exemplars.
 
     Returns:
-        Indices in order of choice, int64, (min(count, N),).
+        Indices in order of selection, int64, (min(count, N),).
+
+    >>> herding(torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]), 2)
+    tensor([1, 0])
     """
     if features.dim() != 2:
         raise InputError(f"features must have two dimensions, but are {tuple(features.shape)}")
@@ -70,23 +77,23 @@ def herding(features: Tensor, count: int) -> Tensor:
         raise InputError(f"the number of exemplars must not be negative, but is {count}")
     check_finite(features, "features")
     unit = torch.nn.functional.normalize(features.double(), dim=1)
-    length = unit.square().sum(dim=1)
-    chosen = torch.zeros(len(unit), dtype=torch.bool, device=unit.device)
+    squares = unit.square().sum(dim=1)
+    selected = torch.zeros(len(unit), dtype=torch.bool, device=unit.device)
     mean = unit.mean(dim=0)
-    wanted = torch.zeros_like(mean)
+    target = torch.zeros_like(mean)
     order = []
     for _ in range(min(count, len(unit))):
-        # |k μ - Σ φ(p) - φ(x)|² without what is the same for every x.
-        wanted = wanted + mean
-        distance = (length - 2 * (unit @ wanted)).masked_fill(chosen, torch.inf)
+        # |k μ - Σ φ(p) - φ(x)|² without the terms that are the same for every x.
+        target = target + mean
+        distance = (squares - 2 * (unit @ target)).masked_fill(selected, torch.inf)
         best = distance.argmin(keepdim=True)
-        chosen = chosen.index_fill(0, best, True)
-        wanted = wanted - unit[best[0]]
+        selected = selected.index_fill(0, best, True)
+        target = target - unit[best[0]]
         order.append(best)
     return torch.cat(order) if order else torch.empty(0, dtype=torch.int64, device=unit.device)
 
 
 def check_finite(values: Tensor, name: str) -> None:
-    """Refuse values that a diverged network gives."""
+    """Raise InputError if `values` contain NaN or infinity, as those of a diverged network do."""
     if not bool(torch.isfinite(values).all()):
         raise InputError(f"{name} hold NaN or infinite values: the network has diverged")

@@ -1,4 +1,4 @@
-"""Losses: pure functions of similarities, embeddings or logits, of labels and of proposals."""
+"""Losses of similarities, embeddings or logits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from torch import Tensor
 from cclis.functional.precision import at_least_float32
 
 NEVER = -1e9
-"""A logit so low that its softmax is exactly zero; infinity times zero would not be."""
+"""A logit whose softmax is exactly zero. Minus infinity would give NaN where it is multiplied by
+zero."""
 
 
 def sample_nce(
@@ -18,38 +19,43 @@ def sample_nce(
     *,
     temperature: float,
     proposal: Tensor | None = None,
+    replayed: Tensor | None = None,
     old_classes: int | Tensor = 0,
 ) -> Tensor:
     """Prototype InfoNCE with importance-weighted replay: Sample-NCE (Eqs. 9-10).
 
-    A sample j of class i costs -s_ij + log Σ_k w_ik exp(s_ik), with s = similarity / temperature
-    and k over the batch. The weight w_ik is 1 / (g_k |J_m|) where both the prototype i and the
-    sample k (of class m ≠ i) belong to old classes, and 1 everywhere else. The mean over the batch
-    is returned.
+    The loss of a sample j of class i is -s_ij + log Σ_k w_ik exp(s_ik), with s = similarity /
+    temperature and k over the batch. The weight w_ik is 1 / (g_k |J_m|) if the prototype i and the
+    sample k, of class m ≠ i, both belong to old classes, with |J_m| the number of samples of class
+    m in the batch. Otherwise it is 1. Returns the mean over the batch.
 
     Args:
         similarity: Cosines of the seen classes' prototypes with the batch, (C, B).
         labels: Class of every sample, int64 in 0..C-1, (B,).
         temperature: τ.
-        proposal: g_k of the replayed samples, (B,); what it holds for samples of new classes is
-            ignored, and a negative one marks a sample of an old class that was not replayed.
-            None weighs every sample alike.
-        old_classes: Classes 0..old_classes-1 are old: their samples are replayed. A tensor, ()
-            and int64, lets a compiled step serve for every task.
+        proposal: g_k of the replayed samples, (B,). Values for other samples are ignored. None
+            weights all samples equally.
+        replayed: Whether a sample of an old class comes from the memory, bool (B,). None takes
+            every one whose proposal is not negative.
+        old_classes: Classes 0..old_classes-1 are old: their samples are replayed. Pass a tensor,
+            () and int64, so that one compiled step serves all tasks.
+
+    >>> sample_nce(torch.eye(2), torch.tensor([0, 1]), temperature=0.5)
+    tensor(0.1269)
     """
     logits = at_least_float32(similarity) / temperature
     classes = torch.arange(len(logits), device=labels.device)[:, None]
     own = classes == labels
     weighted = logits
     if proposal is not None:
-        replayed = (labels < old_classes) & (proposal >= 0)
+        replayed = (labels < old_classes) & (proposal >= 0 if replayed is None else replayed)
         old = (classes < old_classes) & replayed & ~own
         in_batch = (own & replayed).sum(dim=1)
-        # A proposal that underflowed to zero stays finite.
-        drawn = proposal.to(logits.dtype) * in_batch[labels]
-        drawn = drawn.clamp_min(torch.finfo(logits.dtype).tiny)
-        weighted = logits - torch.where(old, drawn.log(), 0.0)
-    # A sum over a mask rather than a gather: its gradient adds in a fixed order on a GPU too.
+        expected = proposal.to(logits.dtype) * in_batch[labels]
+        # Finite even if a proposal underflowed to zero.
+        expected = expected.clamp_min(torch.finfo(logits.dtype).tiny)
+        weighted = logits - torch.where(old, expected.log(), 0.0)
+    # A masked sum rather than a gather: its gradient is deterministic on a GPU too.
     cost = weighted.logsumexp(dim=1, keepdim=True) - logits
     return torch.where(own, cost, 0.0).sum() / len(labels)
 
@@ -59,11 +65,18 @@ def prd(
 ) -> Tensor:
     """Prototype-instance relation distillation (Eq. 14), mean over the batch.
 
+    The loss of a sample j is -Σ_i p*_ij log p_ij, with p_j the softmax over the prototypes i of
+    student / temperature, and p* the teacher's.
+
     Args:
         student: Cosines of the old classes' prototypes with the batch now, (C, B).
         teacher: The same under the frozen previous model, (C, B).
         student_temperature: κ_cur.
         teacher_temperature: κ_past.
+
+    >>> student, teacher = torch.zeros(2, 3), torch.ones(2, 3)
+    >>> prd(student, teacher, student_temperature=0.2, teacher_temperature=0.1)
+    tensor(0.6931)
     """
     target = (at_least_float32(teacher) / teacher_temperature).softmax(dim=0)
     log_probability = (at_least_float32(student) / student_temperature).log_softmax(dim=0)
@@ -75,22 +88,25 @@ def supcon(
 ) -> Tensor:
     """Asymmetric supervised contrastive loss (Co2L, Section 4.1; Khosla et al. 2020, L_out).
 
-    An anchor i costs -1/|P(i)| Σ_{j ∈ P(i)} log(exp(s_ij) / Σ_{k ≠ i} exp(s_ik)), with
-    s_ij = z_i·z_j / temperature and P(i) the other rows of its class. The mean over the anchors
-    that have such a row is returned, and 0 where none has.
+    The loss of an anchor i is -1/|P(i)| Σ_{j ∈ P(i)} log(exp(s_ij) / Σ_{k ≠ i} exp(s_ik)), with
+    s_ij = z_i·z_j / temperature and P(i) the other rows of its class. Returns the mean over the
+    anchors with at least one such row, or 0 if there are none.
 
     Args:
-        embeddings: z, unit-norm, (B, D); views of an image are rows of their own.
+        embeddings: z, unit-norm, (B, D). Each view of an image is a row.
         labels: Class of every row, int64, (B,).
         temperature: τ.
-        anchors: Which rows are anchors, bool, (B,): those of the current task. The others are
-            only contrasted with. None makes every row an anchor.
+        anchors: Mask of the rows that are anchors, bool, (B,): those of the current task. The other
+            rows only serve as positives and negatives. None makes every row an anchor.
+
+    >>> supcon(torch.eye(2)[[0, 0, 1]], torch.tensor([0, 0, 1]), temperature=0.5)
+    tensor(0.1269)
     """
-    log_share = _log_share_of_others(embeddings, temperature)
-    positive = (labels[:, None] == labels) & ~_itself(embeddings)
+    log_probability = _log_softmax_over_others(embeddings, temperature)
+    positive = (labels[:, None] == labels) & ~_diagonal(embeddings)
     positives = positive.sum(dim=1)
-    # Masks rather than indices: shapes do not depend on what is in the batch.
-    cost = -torch.where(positive, log_share, 0.0).sum(dim=1) / positives.clamp_min(1)
+    # Masks rather than indices: shapes do not depend on the labels.
+    cost = -torch.where(positive, log_probability, 0.0).sum(dim=1) / positives.clamp_min(1)
     counted = positives > 0
     if anchors is not None:
         counted = counted & anchors
@@ -102,17 +118,21 @@ def ird(
 ) -> Tensor:
     """Instance-wise relation distillation (Co2L, Section 4.2), mean over the batch.
 
-    A row i costs -Σ_{j ≠ i} p*_ij log p_ij, with p_i the softmax over j ≠ i of
-    z_i·z_j / temperature and p* the teacher's. A row alone costs nothing.
+    The loss of a row i is -Σ_{j ≠ i} p*_ij log p_ij, with p_i the softmax over j ≠ i of
+    z_i·z_j / temperature, and p* the teacher's. It is 0 for a batch of one row.
 
     Args:
         student: Unit-norm embeddings of the batch now, (B, D).
         teacher: The same under the frozen previous model, (B, D).
         student_temperature: κ.
         teacher_temperature: κ*.
+
+    >>> z = torch.eye(3)
+    >>> ird(z, z, student_temperature=0.2, teacher_temperature=0.1)
+    tensor(0.6931)
     """
-    target = _log_share_of_others(teacher, teacher_temperature).exp()
-    log_probability = _log_share_of_others(student, student_temperature)
+    target = _log_softmax_over_others(teacher, teacher_temperature).exp()
+    log_probability = _log_softmax_over_others(student, student_temperature)
     return -(target * log_probability).sum(dim=1).mean()
 
 
@@ -124,22 +144,27 @@ def icarl_loss(
     seen_classes: int | Tensor,
     old_probabilities: Tensor | None,
 ) -> Tensor:
-    """Classification and distillation of iCaRL (Rebuffi et al. 2017, Algorithm 3).
+    """Classification and distillation loss of iCaRL (Rebuffi et al. 2017, Algorithm 3).
 
-    A sample costs the mean of -[q_y log g_y + (1 - q_y) log(1 - g_y)] over the seen classes y,
-    with g = sigmoid(logits). The target q_y is the previous network's g_y where y is old, and
-    otherwise 1 for the sample's own class and 0 for the rest. The mean over the batch is returned.
-    The paper writes a sum over the classes; published learning rates are for the mean.
+    The loss of a sample is the mean of -[q_y log g_y + (1 - q_y) log(1 - g_y)] over the seen
+    classes y, with g = sigmoid(logits). For an old class y, the target q_y is the previous
+    network's g_y. For a new class it is 1 if y is the sample's class, and otherwise 0. Returns the
+    mean over the batch. The paper sums over the classes, but published learning rates are for the
+    mean.
 
     Args:
         logits: Logits of all classes, seen or not, (B, C).
         labels: Class of every sample, int64 in 0..seen_classes-1, (B,).
-        old_classes: Classes 0..old_classes-1 are old. A tensor, () and int64, lets a compiled
-            step serve for every task.
-        seen_classes: Classes 0..seen_classes-1 count; int or tensor likewise.
-        old_probabilities: The previous network's sigmoid(logits), (B, C); what it holds for
-            classes that are not old is ignored. None, where there is no previous network, takes
-            the labels for every class.
+        old_classes: Classes 0..old_classes-1 are old. Pass a tensor, () and int64, so that one
+            compiled step serves all tasks.
+        seen_classes: Classes 0..seen_classes-1 count. An int or a tensor, as above.
+        old_probabilities: The previous network's sigmoid(logits), (B, C). Columns of classes that
+            are not old are ignored. None, if there is no previous network, takes all targets from
+            the labels.
+
+    >>> logits, labels = torch.zeros(2, 3), torch.tensor([0, 1])
+    >>> icarl_loss(logits, labels, old_classes=0, seen_classes=2, old_probabilities=None)
+    tensor(0.6931)
     """
     logits = at_least_float32(logits)
     classes = torch.arange(logits.shape[1], device=logits.device)
@@ -150,14 +175,14 @@ def icarl_loss(
     return torch.where(classes < seen_classes, cost, 0.0).sum(dim=1).mean() / seen_classes
 
 
-def _log_share_of_others(embeddings: Tensor, temperature: float) -> Tensor:
-    """log softmax over j ≠ i of z_i·z_j / temperature, (B, B); on the diagonal about `NEVER`."""
+def _log_softmax_over_others(embeddings: Tensor, temperature: float) -> Tensor:
+    """log softmax over j ≠ i of z_i·z_j / temperature, (B, B); about `NEVER` on the diagonal."""
     z = at_least_float32(embeddings)
-    # Cosines of 16 bits are too coarse for a temperature of 0.01.
+    # 16-bit cosines are too coarse for a temperature of 0.01.
     with torch.autocast(z.device.type, enabled=False):
         logits = z @ z.T / temperature
-    return logits.masked_fill(_itself(z), NEVER).log_softmax(dim=1)
+    return logits.masked_fill(_diagonal(z), NEVER).log_softmax(dim=1)
 
 
-def _itself(rows: Tensor) -> Tensor:
+def _diagonal(rows: Tensor) -> Tensor:
     return torch.eye(len(rows), dtype=torch.bool, device=rows.device)

@@ -1,7 +1,7 @@
-"""Numbers that sum up an accuracy matrix. Pure functions.
+"""Metrics of an accuracy matrix.
 
-A matrix holds in row t and column k the accuracy on task k after learning task t; entries with
-k > t are NaN (or None, as JSON writes it).
+Row t, column k of the matrix is the accuracy on task k after learning task t. Entries with k > t
+are NaN, or None as JSON writes it.
 """
 
 from __future__ import annotations
@@ -16,33 +16,46 @@ from cclis.errors import InputError
 
 Matrix = Sequence[Sequence[float | None]] | NDArray[np.floating[Any]]
 
-SCENARIOS = ("class_il", "task_il")
-"""Among all classes, and among those of a sample's task."""
-
 
 def average_accuracy(matrix: Matrix) -> float:
-    """Mean accuracy over all tasks after the last one: ACC."""
+    """Mean accuracy over all tasks after the last one (ACC), of a matrix (T, T).
+
+    >>> average_accuracy([[90.0, None], [70.0, 80.0]])
+    75.0
+    """
     return float(_square(matrix)[-1].mean())
 
 
 def forgetting(matrix: Matrix) -> list[float]:
-    """For every task but the last: the best accuracy before the last task minus the final one.
+    """Forgetting of every task k but the last, of a matrix (T, T) (Chaudhry et al., 2018).
 
-    Chaudhry et al. (2018). Negative where a task improved.
+    f_k = max_{t < T-1} a_tk - a_{T-1,k}: the best accuracy before the last task minus the final
+    one. Negative if the task improved.
+
+    >>> forgetting([[90.0, None], [70.0, 80.0]])
+    [20.0]
     """
     a = _square(matrix)
     return [float(a[k:-1, k].max() - a[-1, k]) for k in range(len(a) - 1)]
 
 
 def average_forgetting(matrix: Matrix) -> float:
-    """Mean of `forgetting`; 0 with a single task."""
+    """Mean of `forgetting`; 0 for a single task.
+
+    >>> average_forgetting([[90.0, None], [70.0, 80.0]])
+    20.0
+    """
     return float(np.mean(forgetting(matrix) or [0.0]))
 
 
 def backward_transfer(matrix: Matrix) -> float:
-    """Mean over old tasks of the final accuracy minus the one just after learning the task: BWT.
+    """Backward transfer (BWT), of a matrix (T, T) (Lopez-Paz & Ranzato, 2017); 0 for a single task.
 
-    Lopez-Paz & Ranzato (2017). 0 with a single task.
+    The mean over all tasks k but the last of a_{T-1,k} - a_kk: the final accuracy minus the one
+    directly after learning the task.
+
+    >>> backward_transfer([[90.0, None], [70.0, 80.0]])
+    -20.0
     """
     a = _square(matrix)
     if len(a) == 1:

@@ -9,10 +9,20 @@ Array = NDArray[np.float64]
 
 
 def solve_nonnegative(gram: Array, linear: Array) -> Array:
-    """The w ≥ 0, (k,), that minimises w' gram w / 2 - linear' w, with `gram` positive definite.
+    """Minimise w' gram w / 2 - linear' w subject to w ≥ 0.
 
-    In numpy: torch wakes its threads for the smallest factorisation, which takes milliseconds where
-    other processes keep the cores busy.
+    Computed in numpy: torch wakes its thread pool for the smallest factorisation, which takes
+    milliseconds if other processes keep the cores busy.
+
+    Args:
+        gram: A positive definite matrix, (k, k).
+        linear: (k,).
+
+    Returns:
+        w, (k,).
+
+    >>> solve_nonnegative(np.eye(2), np.array([1.0, -1.0]))
+    array([1., 0.])
     """
     from scipy.linalg import solve_triangular  # type: ignore[import-untyped]
     from scipy.optimize import nnls  # type: ignore[import-untyped]

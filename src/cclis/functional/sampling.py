@@ -1,4 +1,4 @@
-"""Which samples to keep: the proposal distribution and the draw from it. Pure functions."""
+"""Importance sampling of the memory: the proposal distribution, and selection by it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from cclis.errors import InputError
 
 CHUNK_ELEMENTS = 2**24
-"""Largest (classes × samples) block held at a time: 64 MiB in float32."""
+"""Largest (classes × samples) block in memory at a time: 64 MiB in float32."""
 
 Block = Callable[[slice], Tensor]
 """Gives the cosines of all prototypes with a slice of the samples, (C, n)."""
@@ -19,8 +19,9 @@ Block = Callable[[slice], Tensor]
 def proposal(similarity: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
     """Proposal distribution of every class over its visible samples (Eq. 12).
 
-    g_j is the mean, over all other classes' prototypes i, of the softmax of s_i over the visible
-    samples, normalised within the class of j. With one class alone, it is uniform.
+    g_j is proportional, within the class of j, to the mean over the prototypes i of all other
+    classes of softmax(s_i)_j, a softmax over all visible samples with s = similarity / temperature.
+    With a single class it is uniform.
 
     Args:
         similarity: Cosines of the seen classes' prototypes with all visible samples, (C, N).
@@ -29,6 +30,9 @@ def proposal(similarity: Tensor, labels: Tensor, *, temperature: float) -> Tenso
 
     Returns:
         (N,), summing to 1 within every class.
+
+    >>> proposal(torch.zeros(2, 3), torch.tensor([0, 0, 1]), temperature=0.5)
+    tensor([0.5000, 0.5000, 1.0000])
     """
     scores = _log_scores(lambda part: similarity[:, part], len(similarity), labels, temperature)
     return normalise(scores, labels)
@@ -37,17 +41,23 @@ def proposal(similarity: Tensor, labels: Tensor, *, temperature: float) -> Tenso
 def log_scores(
     embeddings: Tensor, prototypes: Tensor, labels: Tensor, *, temperature: float
 ) -> Tensor:
-    """Logarithm of Eq. 12 before its normalisation within classes, from embeddings, (N,).
+    """Logarithm of the proposal (Eq. 12) before its normalisation within classes.
 
-    The similarities are built in chunks, so the extra memory does not grow with the number of
-    samples beyond a few vectors of that length. Scores of several augmented passes are averaged
-    (`logsumexp` over passes) and then handed to `normalise`.
+    The similarities are computed in chunks: memory use grows by a few vectors of N numbers only.
+    To average several augmented passes, take the `logsumexp` of their scores, then `normalise`.
 
     Args:
         embeddings: Unit-norm embeddings of all visible samples, (N, D).
         prototypes: Unit-norm prototypes of the seen classes, (C, D).
         labels: Class of every sample, int64 in 0..C-1, (N,).
         temperature: τ.
+
+    Returns:
+        (N,).
+
+    >>> z, labels = torch.eye(2), torch.tensor([0, 1])
+    >>> log_scores(z, z, labels, temperature=0.5)
+    tensor([-2.1269, -2.1269])
     """
     return _log_scores(
         lambda part: prototypes @ embeddings[part].T, len(prototypes), labels, temperature
@@ -55,7 +65,11 @@ def log_scores(
 
 
 def normalise(scores: Tensor, labels: Tensor) -> Tensor:
-    """Softmax of `scores` (N,) within every class of `labels` (N,)."""
+    """Softmax of `scores` (N,) within every class of `labels`, int64 (N,).
+
+    >>> normalise(torch.zeros(3), torch.tensor([0, 0, 1]))
+    tensor([0.5000, 0.5000, 1.0000])
+    """
     classes = int(labels.max()) + 1 if len(labels) else 0
     highest = scores.new_full((classes,), -torch.inf)
     highest = highest.scatter_reduce(0, labels, scores, reduce="amax")
@@ -67,7 +81,7 @@ def normalise(scores: Tensor, labels: Tensor) -> Tensor:
 def _log_scores(block: Block, classes: int, labels: Tensor, temperature: float) -> Tensor:
     parts = list(_slices(len(labels), max(1, CHUNK_ELEMENTS // max(1, classes))))
     if classes < 2 or not parts:
-        # No other class to be close to: every sample scores alike.
+        # Without another class all samples have the same score.
         return block(slice(0, 0)).new_zeros(len(labels))
     partition = torch.stack(
         [(block(part) / temperature).logsumexp(dim=1) for part in parts]
@@ -85,47 +99,57 @@ def _slices(length: int, size: int) -> Iterator[slice]:
 
 
 def quotas(available: Tensor, capacity: int, *, generator: torch.Generator | None = None) -> Tensor:
-    """How many samples each class may keep, (C,): even shares, remainders to random classes.
+    """Number of samples that each class may keep: equal shares of the capacity.
 
-    What a class with few samples leaves unused goes to the others.
+    What a class with few samples does not use goes to the others. The remainder goes to randomly
+    drawn classes.
 
     Args:
-        available: How many samples each class has, int64 (C,).
-        capacity: How many may be kept in all.
-        generator: Decides which classes get the remainder.
+        available: Number of samples of each class, int64 (C,).
+        capacity: Number of samples to keep in all.
+        generator: Random generator that decides which classes get the remainder.
+
+    Returns:
+        int64 (C,).
+
+    >>> quotas(torch.tensor([1, 9, 9]), 9)
+    tensor([1, 4, 4])
     """
     shares = torch.zeros_like(available)
     left = min(capacity, int(available.sum()))
     while left > 0:
-        open_classes = (shares < available).nonzero()[:, 0]
-        share = left // len(open_classes)
+        unfilled = (shares < available).nonzero()[:, 0]
+        share = left // len(unfilled)
         if share == 0:
             device = generator.device if generator is not None else "cpu"
-            lucky = torch.randperm(len(open_classes), generator=generator, device=device).cpu()
-            shares[open_classes[lucky[:left]]] += 1
+            order = torch.randperm(len(unfilled), generator=generator, device=device).cpu()
+            shares[unfilled[order[:left]]] += 1
             break
-        given = torch.minimum(available[open_classes] - shares[open_classes], torch.tensor(share))
-        shares[open_classes] += given
-        left -= int(given.sum())
+        granted = torch.minimum(available[unfilled] - shares[unfilled], torch.tensor(share))
+        shares[unfilled] += granted
+        left -= int(granted.sum())
     return shares
 
 
 def select(
     proposal: Tensor, labels: Tensor, capacity: int, *, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Draw what the memory keeps: class-balanced, without replacement, with odds `proposal`.
+    """Draw the samples to keep: class-balanced, without replacement, with probability ∝ `proposal`.
 
-    Adding Gumbel noise to log g and taking the largest is the same as drawing one sample after
-    another without replacement (Efraimidis & Spirakis, 2006), for all classes at once.
+    The samples of a class with the largest log g plus Gumbel noise are distributed as if they had
+    been drawn one by one without replacement (Efraimidis & Spirakis, 2006).
 
     Args:
         proposal: g of every visible sample, (N,).
         labels: Its class, int64 (N,).
-        capacity: How many samples to keep at most.
-        generator: Source of randomness, on any device.
+        capacity: Maximum number of samples.
+        generator: Random generator, on any device.
 
     Returns:
-        Indices of the kept samples, int64, sorted by class, (at most capacity,).
+        Indices of the selected samples, int64, sorted by class, (at most capacity,).
+
+    >>> select(torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 0, 1]), 2)
+    tensor([0, 2])
     """
     if capacity < 0:
         raise InputError(f"the memory's capacity must not be negative, but is {capacity}")
@@ -139,8 +163,8 @@ def select(
         raise InputError("the proposal holds NaN or infinite values: the network has diverged")
     smallest = torch.finfo(torch.float64).tiny
     device = generator.device if generator is not None else "cpu"
-    noise = torch.rand(len(labels), generator=generator, device=device, dtype=torch.float64)
-    gumbel = -(-noise.clamp_min(smallest).log()).log().to(proposal.device)
+    uniforms = torch.rand(len(labels), generator=generator, device=device, dtype=torch.float64)
+    gumbel = -(-uniforms.clamp_min(smallest).log()).log().to(proposal.device)
     keys = proposal.double().clamp_min(smallest).log() + gumbel
     order = keys.argsort(descending=True, stable=True)
     order = order[labels[order].argsort(stable=True)]

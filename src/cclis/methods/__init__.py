@@ -1,6 +1,6 @@
 """Methods: one file each, and a registry that finds them by name."""
 
-from cclis.methods.base import Batch, Kept, Method, ParameterGroup, Visible
+from cclis.methods.base import Batch, Exemplars, Method, ParameterGroup, Visible
 from cclis.methods.registry import (
     available,
     get,
@@ -13,7 +13,7 @@ from cclis.methods.registry import (
 
 __all__ = [
     "Batch",
-    "Kept",
+    "Exemplars",
     "Method",
     "ParameterGroup",
     "Visible",

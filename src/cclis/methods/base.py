@@ -27,19 +27,33 @@ class Batch:
     Attributes:
         images: Augmented, within [0, 1], (B, C, H, W).
         labels: Classes in order of arrival, int64 (B,).
-        proposal: g_k of the replayed samples, -1 for those of the task, (B,). Beside a stream it
-            is 1 for replayed samples, and 0 while nothing is kept and copies stand in for them.
-        extras: What was kept with the replayed samples, by name, (R, ...).
+        proposal: g_k of the replayed samples, 1 for those of the task, (B,).
+        replayed: Whether a sample comes from the memory, bool (B,).
+        padding: Whether a sample stands in while the memory is empty, bool (B,); it must not count.
+        extras: What was stored with the replayed samples, by name, (R, ...).
         sizes: How many samples are of the task, and of each replay after it.
-        keep: A method may put here, by name, what to keep with the samples of the task.
+        to_store: A method may put here, by name, what to store with the samples of the task.
     """
 
     images: Tensor
     labels: Tensor
     proposal: Tensor
+    replayed: Tensor
+    padding: Tensor
     extras: dict[str, Tensor] = field(default_factory=dict)
     sizes: tuple[int, ...] = ()
-    keep: dict[str, Tensor] = field(default_factory=dict)
+    to_store: dict[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of_task(cls, images: Tensor, labels: Tensor) -> Batch:
+        """A batch without replay."""
+        none = torch.zeros_like(labels, dtype=torch.bool)
+        return cls(images, labels, torch.ones(len(labels), device=labels.device), none, none)
+
+    @property
+    def weight(self) -> Tensor:
+        """1 for samples that count and 0 for padding, (B,)."""
+        return (~self.padding).to(self.proposal.dtype)
 
     def part(self, number: int) -> Batch:
         """The samples of the task (0), or of one replay (1, ...)."""
@@ -47,7 +61,8 @@ class Batch:
         rows = slice(first, first + self.sizes[number])
         of_replays = slice(first - self.sizes[0], first - self.sizes[0] + self.sizes[number])
         extras = {name: value[of_replays] for name, value in self.extras.items()} if number else {}
-        return Batch(self.images[rows], self.labels[rows], self.proposal[rows], extras)
+        masks = self.replayed[rows], self.padding[rows]
+        return Batch(self.images[rows], self.labels[rows], self.proposal[rows], *masks, extras)
 
 
 @dataclass(frozen=True)
@@ -67,7 +82,7 @@ class Visible:
 
 
 @dataclass(frozen=True)
-class Kept:
+class Exemplars:
     """What a method wants to keep of the visible samples.
 
     Attributes:
@@ -83,11 +98,11 @@ class Kept:
     diagnosis: dict[str, Any] = field(default_factory=dict)
 
 
-def random_choice(labels: Tensor, capacity: int, generator: torch.Generator) -> Kept:
+def random_choice(labels: Tensor, capacity: int, generator: torch.Generator) -> Exemplars:
     """As many samples of every class, all with the same odds."""
     proposal = normalise(torch.zeros(len(labels), device=labels.device), labels)
     indices = select(proposal, labels, capacity, generator=generator)
-    return Kept(indices, proposal[indices])
+    return Exemplars(indices, proposal[indices])
 
 
 @dataclass(frozen=True)
@@ -105,28 +120,58 @@ class ParameterGroup:
     warmup_from: float = 0.01
 
 
+class SeenClasses:
+    """The classes of a stream so far, for Python and, as tensors, for compiled losses.
+
+    Attributes:
+        task_sizes: How many classes each task brought, the current one last.
+        old_classes: How many classes past tasks brought, int64 ().
+        seen_classes: The same with the current task's.
+    """
+
+    def __init__(self, device: torch.device):
+        self.task_sizes: tuple[int, ...] = ()
+        self.old_classes = torch.zeros((), dtype=torch.int64, device=device)
+        self.seen_classes = torch.zeros_like(self.old_classes)
+
+    @property
+    def old(self) -> int:
+        """How many classes past tasks brought."""
+        return sum(self.task_sizes[:-1])
+
+    @property
+    def seen(self) -> int:
+        """The same with the current task's."""
+        return sum(self.task_sizes)
+
+    def set(self, task_sizes: tuple[int, ...]) -> None:
+        """Set how many classes each task brought."""
+        self.task_sizes = task_sizes
+        # In place: what is recorded reads them there.
+        self.old_classes.fill_(self.old)
+        self.seen_classes.fill_(self.seen)
+
+
 class Method(ABC, Generic[ConfigT, NetworkT]):
     """One way to learn a stream of tasks. It never sees an optimizer, a device or a file.
 
     Attributes:
         settings: The class of its config; a subclass without settings of its own inherits it.
         heads: Names of the classifiers this method is judged by.
-        old: Classes of past tasks: 0..old-1.
-        seen: Classes of past tasks and the current one: 0..seen-1.
-        old_classes: `old` as a tensor, which losses use so that compiled they serve every task.
-        seen_classes: `seen` likewise.
+        stream: The classes seen so far.
         fan_out: Whether a ResNet starts scaled by its fan-out, as the published learning rates of
             contrastive methods expect, or as torch makes it, as those of classifiers do.
-        passes: How often `keep` asks what the network makes of the visible samples.
+        passes: How often `select_exemplars` asks what the network makes of the visible samples.
         streams: Whether the memory is filled while a task streams by, by `admit`; otherwise it is
-            refilled at the end of a task, by `keep`.
+            refilled at the end of a task, by `select_exemplars`.
         reservoir: For methods that stream: how many samples of the current task are held beside
-            the memory, for `keep` to choose from both; 0 makes the memory itself the reservoir.
+            the memory, for `select_exemplars` to choose from both; 0 makes the memory itself the
+            reservoir.
         replays: How many batches of the memory are replayed beside each of the task; 0 mixes what
             it holds with the task in proportion.
         by_task: Whether all of the memory is replayed beside each batch, in parts by past task.
         views: How often every sample of a batch comes up, augmented anew: (views · B) rows.
-        judged_by_memory: Whether heads are fitted to the memory after the task alone.
+        fit_heads_on_memory: Whether heads are fitted to the memory after the task alone.
         joint: Whether all tasks are learned at once.
         per_class: Names of extras that hold one number a class.
     """
@@ -140,16 +185,14 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
     replays: int = 0
     by_task: bool = False
     views: int = 1
-    judged_by_memory: bool = False
+    fit_heads_on_memory: bool = False
     joint: bool = False
     per_class: tuple[str, ...] = ()
 
     def __init__(self, config: ConfigT, network: NetworkT):
         self.config = config
         self.network = network
-        self.old = self.seen = 0
-        self.old_classes = network.mean.new_zeros((), dtype=torch.int64)
-        self.seen_classes = network.mean.new_zeros((), dtype=torch.int64)
+        self.stream = SeenClasses(network.mean.device)
 
     @staticmethod
     @abstractmethod
@@ -158,15 +201,29 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
     ) -> NetworkT:
         """The network this method trains, with room for `classes`."""
 
+    @property
+    def old(self) -> int:
+        """How many classes past tasks brought: 0..old-1."""
+        return self.stream.old
+
+    @property
+    def seen(self) -> int:
+        """How many classes past tasks and the current one brought: 0..seen-1."""
+        return self.stream.seen
+
+    @property
+    def old_classes(self) -> Tensor:
+        """`old` as a tensor, which losses use so that compiled they serve every task."""
+        return self.stream.old_classes
+
+    @property
+    def seen_classes(self) -> Tensor:
+        """`seen` likewise."""
+        return self.stream.seen_classes
+
     def begin_task(self, new_classes: int) -> None:
         """A task with that many classes never seen before is about to be learned."""
-        self.count(self.seen, self.seen + new_classes)
-
-    def count(self, old: int, seen: int) -> None:
-        """Set how many classes are old and how many have been seen."""
-        self.old, self.seen = old, seen
-        self.old_classes.fill_(old)
-        self.seen_classes.fill_(seen)
+        self.stream.set((*self.stream.task_sizes, new_classes))
 
     def before_step(self, batch: Batch) -> None:
         """Called before every step of training, with what it will see; never compiled."""
@@ -175,19 +232,19 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """The terms of the loss by name; their sum is minimised."""
 
-    def probes(self, batch: Batch) -> list[Tensor]:
-        """Other losses, whose gradients `steer` sees; none by default."""
+    def auxiliary_losses(self, batch: Batch) -> list[Tensor]:
+        """Other losses, whose gradients `gradient_coefficients` weighs; none by default."""
         return []
 
-    def steer(self, products: Tensor) -> Tensor:
-        """How much of each probe's gradient to add to that of the loss; asked where there are any.
+    def gradient_coefficients(self, products: Tensor) -> Tensor:
+        """How much of each auxiliary loss's gradient to add to that of the loss.
 
         Args:
             products: Inner products of all gradients with one another, that of the loss first and
-                then those of the T `probes`, float64 (1 + T, 1 + T) on the CPU.
+                then those of the T auxiliary losses, float64 (1 + T, 1 + T) on the CPU.
 
         Returns:
-            Factors of the probes' gradients, (T,).
+            The coefficients, (T,).
         """
         return products.new_zeros(len(products) - 1)
 
@@ -207,7 +264,9 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
         """
         return slots
 
-    def keep(self, visible: Visible, capacity: int, generator: torch.Generator) -> Kept:
+    def select_exemplars(
+        self, visible: Visible, capacity: int, generator: torch.Generator
+    ) -> Exemplars:
         """Choose at most `capacity` of the visible samples at the end of a task; none by default.
 
         Args:
@@ -216,7 +275,7 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
             generator: Source of randomness, on the CPU.
         """
         labels = visible.labels
-        return Kept(labels.new_empty(0), torch.empty(0, device=labels.device))
+        return Exemplars(labels.new_empty(0), torch.empty(0, device=labels.device))
 
     def blank_extras(self, count: int) -> dict[str, Tensor]:
         """What stands in for extras while nothing has been kept, (count, ...) each."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cclis.functional.diagnostics import diagnose
 from cclis.functional.losses import prd, sample_nce
 from cclis.functional.sampling import log_scores, normalise, select
-from cclis.methods.base import Batch, Kept, ParameterGroup, Visible
+from cclis.methods.base import Batch, Exemplars, ParameterGroup, Visible
 from cclis.methods.teacher import TeacherMethod
 from cclis.nn.network import PrototypeNetwork
 from cclis.settings import Config, EmbeddingOptions, EvaluationOptions, MixOptions, Options, setting
@@ -103,6 +103,7 @@ class CCLIS(TeacherMethod[CCLISConfig, PrototypeNetwork]):
                 batch.labels,
                 temperature=self.config.temperature,
                 proposal=batch.proposal if self._weighted else None,
+                replayed=batch.replayed,
                 old_classes=self.old_classes,
             )
         }
@@ -117,7 +118,9 @@ class CCLIS(TeacherMethod[CCLISConfig, PrototypeNetwork]):
             )
         return terms
 
-    def keep(self, visible: Visible, capacity: int, generator: torch.Generator) -> Kept:
+    def select_exemplars(
+        self, visible: Visible, capacity: int, generator: torch.Generator
+    ) -> Exemplars:
         """Score every visible sample (Eq. 12) and draw class by class with these odds."""
         labels = visible.labels
         passes = [visible.represent().embeddings for _ in range(self.passes)]
@@ -129,7 +132,7 @@ class CCLIS(TeacherMethod[CCLISConfig, PrototypeNetwork]):
         # What the proposal was made from: exponentials of the logits, added up over the passes.
         logits = (self._prototypes @ z.T / self.config.temperature for z in passes)
         diagnosis = diagnose(reduce(torch.logaddexp, logits), labels, indices, proposal)
-        return Kept(indices, proposal[indices], diagnosis=diagnosis)
+        return Exemplars(indices, proposal[indices], diagnosis=diagnosis)
 
     def _old_only(self, similarity: Tensor) -> Tensor:
         """Similarities (C, B) in which other classes than the old ones have no share."""

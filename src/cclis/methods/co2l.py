@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from cclis.functional.losses import ird, supcon
-from cclis.methods.base import Batch, Kept, Visible, random_choice
+from cclis.methods.base import Batch, Exemplars, Visible, random_choice
 from cclis.methods.teacher import TeacherMethod
 from cclis.nn.network import ProjectionNetwork
 from cclis.settings import Config, EmbeddingOptions, EvaluationOptions, MixOptions, Options, setting
@@ -63,7 +63,7 @@ class Co2L(TeacherMethod[Co2LConfig, ProjectionNetwork]):
         The contrast is a mean over the anchors, where the authors divide by all rows.
         """
         embeddings = self.network.embed(batch.images)
-        anchors = batch.proposal < 0
+        anchors = ~batch.replayed
         temperature = self.config.temperature
         contrast = supcon(embeddings, batch.labels, temperature=temperature, anchors=anchors)
         terms = {"contrast": temperature / BASE_TEMPERATURE * contrast}
@@ -78,6 +78,8 @@ class Co2L(TeacherMethod[Co2LConfig, ProjectionNetwork]):
             )
         return terms
 
-    def keep(self, visible: Visible, capacity: int, generator: torch.Generator) -> Kept:
+    def select_exemplars(
+        self, visible: Visible, capacity: int, generator: torch.Generator
+    ) -> Exemplars:
         """Samples at random, as many of every class."""
         return random_choice(visible.labels, capacity, generator)

@@ -57,7 +57,7 @@ class DarkReplay(ClassifierMethod[ConfigT]):
     def logits_of_parts(self, batch: Batch) -> tuple[Tensor, ...]:
         """Logits of the task's samples, to be kept with them, and of every replay."""
         apart = self.network.logits_per_part(batch.images, batch.sizes)
-        batch.keep["logits"] = apart[0].detach()
+        batch.to_store["logits"] = apart[0].detach()
         return apart
 
 
@@ -67,7 +67,7 @@ def logit_distance(logits: Tensor, past: Batch) -> Tensor:
     A mean over classes too, where Eq. 5 has their sum: the weights α that are published go with it.
     """
     squared = (logits - past.extras["logits"]).square()
-    return (past.proposal[:, None] * squared).mean()
+    return (past.weight[:, None] * squared).mean()
 
 
 class DER(DarkReplay[DERConfig]):
@@ -95,7 +95,7 @@ class DERPP(DarkReplay[DERPPConfig]):
         """As DER, and β times the cross-entropy of a second replay."""
         logits, replayed, others = self.logits_of_parts(batch)
         labelled = batch.part(2)
-        labels = weighted_cross_entropy(others, labelled.labels, labelled.proposal)
+        labels = weighted_cross_entropy(others, labelled.labels, labelled.weight)
         return {
             "cross_entropy": F.cross_entropy(logits, batch.part(0).labels),
             "logits": self.config.logit_weight * logit_distance(replayed, batch.part(1)),

@@ -26,6 +26,4 @@ class ER(ClassifierMethod[ERConfig]):
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Cross-entropy over both, every sample alike."""
         logits = self.network.logits(batch.images)
-        # -1 marks the task's samples; 0 those that stand in while nothing has been kept.
-        weight = batch.proposal.abs()
-        return {"cross_entropy": weighted_cross_entropy(logits, batch.labels, weight)}
+        return {"cross_entropy": weighted_cross_entropy(logits, batch.labels, batch.weight)}

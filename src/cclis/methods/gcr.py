@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cclis.functional.coreset import weighted_coreset
 from cclis.functional.sampling import quotas
-from cclis.methods.base import Batch, Kept, Visible
+from cclis.methods.base import Batch, Exemplars, Visible
 from cclis.methods.classifier import weighted_mean
 from cclis.methods.der import DarkReplay, DERPPConfig
 from cclis.nn.network import ClassifierNetwork
@@ -69,14 +69,16 @@ class GCR(DarkReplay[GCRConfig]):
         labels = weighted_mean(cost, labelled.extras["weight"])
         new = batch.part(0).labels
         once = max(self.config.epochs, self.config.first_epochs or 1) == 1
-        batch.keep["weight"] = ((logits.argmax(dim=1) == new) | once).float()
+        batch.to_store["weight"] = ((logits.argmax(dim=1) == new) | once).float()
         return {
             "cross_entropy": F.cross_entropy(logits, new),
             "logits": self.config.logit_weight * distance,
             "labels": self.config.label_weight * labels,
         }
 
-    def keep(self, visible: Visible, capacity: int, generator: torch.Generator) -> Kept:
+    def select_exemplars(
+        self, visible: Visible, capacity: int, generator: torch.Generator
+    ) -> Exemplars:
         """Class by class a weighted coreset of the candidates."""
         features = visible.represent(augmented=False).features.float()
         stored, before = visible.extras["logits"], visible.extras["weight"]
@@ -92,7 +94,7 @@ class GCR(DarkReplay[GCRConfig]):
             weights.append(weight)
         kept = torch.cat(indices)
         extras = {"logits": stored[kept], "weight": torch.cat(weights)}
-        return Kept(kept, torch.ones(len(kept), device=kept.device), extras)
+        return Exemplars(kept, torch.ones(len(kept), device=kept.device), extras)
 
     @torch.no_grad()
     def _gradients(self, features: Tensor, stored: Tensor, label: int) -> Tensor:

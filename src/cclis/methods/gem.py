@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cclis.functional.gradients import gem_coefficients
-from cclis.methods.base import Batch, Kept, Visible, random_choice
+from cclis.methods.base import Batch, Exemplars, Visible, random_choice
 from cclis.methods.classifier import ClassifierMethod
 from cclis.settings import ClassifierConfig, Options, setting
 
@@ -51,17 +51,19 @@ class GEM(ClassifierMethod[GEMConfig]):
         now = batch.part(0)
         return {"cross_entropy": F.cross_entropy(self.network.logits(now.images), now.labels)}
 
-    def probes(self, batch: Batch) -> list[Tensor]:
+    def auxiliary_losses(self, batch: Batch) -> list[Tensor]:
         """Cross-entropy of the samples of each past task."""
         past = [batch.part(task) for task in range(1, len(batch.sizes))]
         return [F.cross_entropy(self.network.logits(p.images), p.labels) for p in past]
 
-    def steer(self, products: Tensor) -> Tensor:
+    def gradient_coefficients(self, products: Tensor) -> Tensor:
         """To the nearest gradient that agrees with those of all past tasks (Eq. 8)."""
         strength, ridge = self.config.memory_strength, self.config.gradient_ridge
         return gem_coefficients(products, margin=strength, ridge=ridge)
 
-    def keep(self, visible: Visible, capacity: int, generator: torch.Generator) -> Kept:
+    def select_exemplars(
+        self, visible: Visible, capacity: int, generator: torch.Generator
+    ) -> Exemplars:
         """Samples at random, as many of every class; the paper keeps the last ones of each task."""
         classes = max(self.seen, self.config.expected_classes or 0)
         capacity = capacity * self.seen // classes

@@ -56,13 +56,13 @@ class GSS(ClassifierMethod[GSSConfig]):
             cosines = gradient_cosines(self.network, loss, len(task.labels), len(references.labels))
         # Where a step is not finite, whoever watches over it says so; nothing is taken in.
         score = (cosines.amax(dim=1) + 1).clamp(0, 2).nan_to_num(2.0)
-        batch.keep["score"] = torch.where(references.proposal.any(), score, FIRST_SCORE)
+        batch.to_store["score"] = torch.where((~references.padding).any(), score, FIRST_SCORE)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Cross-entropy of the task's batch joined with the first replay."""
         both = slice(0, batch.sizes[0] + batch.sizes[1])
         logits = self.network.logits(batch.images[both])
-        weight = batch.proposal[both].abs()
+        weight = batch.weight[both]
         return {"cross_entropy": weighted_cross_entropy(logits, batch.labels[both], weight)}
 
     def admit(

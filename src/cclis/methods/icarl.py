@@ -11,7 +11,7 @@ from torch import Tensor
 from cclis.functional.exemplars import herding
 from cclis.functional.losses import icarl_loss
 from cclis.functional.sampling import quotas
-from cclis.methods.base import Batch, Kept, Visible
+from cclis.methods.base import Batch, Exemplars, Visible
 from cclis.methods.classifier import ClassifierMethod
 from cclis.methods.teacher import TeacherMethod
 from cclis.nn.network import ClassifierNetwork
@@ -30,7 +30,7 @@ class ICaRL(TeacherMethod[ICaRLConfig, ClassifierNetwork], ClassifierMethod[ICaR
 
     settings = ICaRLConfig
     heads = ("means",)
-    judged_by_memory = True
+    fit_heads_on_memory = True
     passes = 1
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
@@ -40,7 +40,7 @@ class ICaRL(TeacherMethod[ICaRLConfig, ClassifierNetwork], ClassifierMethod[ICaR
             with torch.no_grad():
                 old = self.teacher.logits(batch.images).sigmoid()
                 # A known class that comes again is learned from its labels.
-                again = (batch.proposal < 0) & (batch.labels < self.old_classes)
+                again = ~batch.replayed & (batch.labels < self.old_classes)
                 labels = F.one_hot(batch.labels, old.shape[1]).float()
                 old = torch.where(again[:, None], labels, old)
         logits = self.network.logits(batch.images)
@@ -53,7 +53,9 @@ class ICaRL(TeacherMethod[ICaRLConfig, ClassifierNetwork], ClassifierMethod[ICaR
         )
         return {"cross_entropy": loss}
 
-    def keep(self, visible: Visible, capacity: int, generator: torch.Generator) -> Kept:
+    def select_exemplars(
+        self, visible: Visible, capacity: int, generator: torch.Generator
+    ) -> Exemplars:
         """As many of every class: herding for new ones, the first of old ones (Algorithms 4, 5)."""
         labels = visible.labels
         shares = [capacity // self.seen] * self.seen
@@ -69,4 +71,4 @@ class ICaRL(TeacherMethod[ICaRLConfig, ClassifierNetwork], ClassifierMethod[ICaR
             # The memory holds exemplars in the order in which they were chosen.
             chosen.append(of_class[:quota])
         indices = torch.cat(chosen)
-        return Kept(indices, torch.ones(len(indices), device=labels.device))
+        return Exemplars(indices, torch.ones(len(indices), device=labels.device))

@@ -1,1 +1,1 @@
-"""Networks: encoders, projection, prototypes."""
+"""Networks: encoders, projection, prototypes, classifiers."""

@@ -1,4 +1,4 @@
-"""Whether to compile, and how long it took."""
+"""torch.compile: when to use it, with which options, and how long it took."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ import torch
 from cclis.settings import RunOptions
 
 OPTIONS: dict[str, Any] = {"triton.autotune_pointwise": False, "combo_kernels": True}
-"""Pointwise kernels that do not wait for one another share a launch, such as those that shorten
-weights to 16 bits: in a step of few images launches count. Each is taken as it comes: to try
-several takes seconds longer for a step of 512 images, which is no faster then
-(benchmarks/compiling.py)."""
+"""Independent pointwise kernels, such as casts of weights to 16 bits, share a launch: launches
+dominate steps of few images. Pointwise kernels are not autotuned: autotuning takes seconds, and a
+step of 512 images is no faster afterwards (benchmarks/compiling.py)."""
 SHAPES = 256
-"""How many shapes one function may be compiled for in a process."""
+"""Maximum number of shapes that a function is compiled for in a process."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiles(options: RunOptions, device: torch.device) -> bool:
-    """Whether to compile: as asked, and on a GPU unless told otherwise."""
+    """Whether to compile: as `options.compile` says, by default on a GPU only."""
     return device.type == "cuda" if options.compile is None else options.compile
 
 
-def compiled(function: Function, yes: bool) -> Function:
-    """A function compiled for the shapes it is called with, or as it is."""
-    if not yes:
+def compiled(function: Function, enabled: bool) -> Function:
+    """Compile a function for each shape that it is called with; return it as it is unless
+    `enabled`."""
+    if not enabled:
         return function
     _clock()
-    allow_shapes()  # Parts of a batch differ in size from task to task.
+    allow_shapes()  # the parts of a batch differ in size from task to task
     return cast(Function, torch.compile(function, dynamic=False, options=OPTIONS))
 
 
 def allow_shapes() -> None:
-    """Let torch compile a function for many shapes, not for eight.
+    """Raise torch's limit of eight shapes per compiled function.
 
-    Past its limit it runs a function as it is, and the gradients of an encoder fail that is applied
-    to several batches, compiled and not: a compiled pass counts as a change of the running
-    statistics of batch norm, which the backward pass of one that is not compiled needs unchanged.
+    Above its limit torch runs the function uncompiled. An encoder that is applied to several
+    batches, some compiled and some not, then fails in the backward pass: the uncompiled pass needs
+    batch norm's running statistics unchanged, and a compiled one counts as a change.
     """
     from torch._dynamo import config
 
@@ -50,12 +50,12 @@ def allow_shapes() -> None:
 
 @cache
 def compiled_for_all(function: Function) -> Function:
-    """The same for all who ask: at the same batch size it is compiled once."""
+    """The compiled function, shared by all callers: it is compiled once per shape."""
     return compiled(function, True)
 
 
 def seconds_compiling() -> float:
-    """How long this process has spent compiling so far."""
+    """Seconds that this process has spent compiling so far."""
     return _clock().seconds if _clock.cache_info().currsize else 0.0
 
 

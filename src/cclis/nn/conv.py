@@ -1,4 +1,4 @@
-"""A small convolutional encoder for small grey images (8×8 to 28×28)."""
+"""A small convolutional encoder for small grayscale images (8×8 to 28×28)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks: an encoder with what a method puts on top of it."""
+"""Networks: an encoder with a projection, prototypes or a classifier on top."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ from cclis.settings import NetworkOptions
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 SMALL_SIDE = 28
-"""Grey images up to this side get the small encoder."""
-IDLE_DEVICES = ("cuda",)
-"""Where one pass of several small batches is faster than several passes (benchmarks/parts.py)."""
+"""Grayscale images up to this size get the small encoder by default."""
+JOINT_PASS_DEVICES = ("cuda",)
+"""Devices on which one pass of several small batches is faster than several passes
+(benchmarks/parts.py)."""
 
 
 def build_checked(make: Callable[[], ModuleT]) -> ModuleT:
-    """What `make` makes, unless this machine has less memory than it takes.
+    """Call `make`, but raise InputError if the module does not fit into this machine's memory.
 
-    It is made on torch's meta device first, which takes none and draws no random numbers.
+    The size is measured on torch's meta device, which takes no memory and draws no random numbers.
     """
     try:
         with torch.device("meta"):
             blank = make()
         needed = sum(tensor.nbytes for tensor in (*blank.parameters(), *blank.buffers()))
-        if needed > _memory():
+        if needed > _physical_memory():
             raise RuntimeError(f"{needed / 2**30:.0f} GiB")
         return make()
     except RuntimeError as error:
@@ -48,8 +49,8 @@ def build_checked(make: Callable[[], ModuleT]) -> ModuleT:
         ) from None
 
 
-def _memory() -> float:
-    """Bytes of this machine's memory, where it says."""
+def _physical_memory() -> float:
+    """Bytes of this machine's memory; infinity if unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -59,9 +60,9 @@ def _memory() -> float:
 def make_encoder(
     options: NetworkOptions, image_shape: tuple[int, int, int], *, fan_out: bool = False
 ) -> nn.Module:
-    """The encoder that `options` name for images of (height, width, channels).
+    """Make the encoder for images of (height, width, channels).
 
-    With `fan_out` a ResNet starts by `scale_by_fan_out`, otherwise as torch makes it.
+    With `fan_out` a ResNet is initialised by `scale_by_fan_out`, otherwise as torch does.
     """
     height, width, channels = image_shape
     name = options.encoder
@@ -77,7 +78,7 @@ def make_encoder(
 
 
 def feature_dimension(encoder: nn.Module, image_shape: tuple[int, int, int]) -> int:
-    """How many features an encoder gives, found by trying it on blank images."""
+    """Number of features of an encoder, found by a pass of two blank images."""
     height, width, channels = image_shape
     try:
         with evaluating(encoder), torch.no_grad():
@@ -87,21 +88,21 @@ def feature_dimension(encoder: nn.Module, image_shape: tuple[int, int, int]) -> 
             f"the encoder cannot take images of shape (B, {channels}, {height}, {width}): {error}"
         ) from error
     if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
-        found = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        result = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
         raise InputError(
             f"an encoder must turn images (B, C, H, W) into features (B, D); for B = 2 it gave "
-            f"{found}"
+            f"{result}"
         )
     return features.shape[1]
 
 
 @dataclass(frozen=True)
 class Representation:
-    """What a network makes of images.
+    """A network's representation of N images.
 
     Attributes:
-        features: Of the encoder, (N, F).
-        embeddings: On the unit sphere, (N, D).
+        features: Output of the encoder, (N, F).
+        embeddings: Unit-norm embeddings, (N, D).
     """
 
     features: Tensor
@@ -110,14 +111,14 @@ class Representation:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """A module in eval mode for a while; each of its parts then goes back to the mode it had."""
-    modes = [(part, part.training) for part in module.modules()]
+    """Put a module into eval mode, and each submodule back into its own mode afterwards."""
+    modes = [(submodule, submodule.training) for submodule in module.modules()]
     module.eval()
     try:
         yield
     finally:
-        for part, training in modes:
-            part.training = training
+        for submodule, training in modes:
+            submodule.training = training
 
 
 def _encode(encoder: nn.Module, images: Tensor, parts: int = 1) -> Tensor:
@@ -127,25 +128,26 @@ def _encode(encoder: nn.Module, images: Tensor, parts: int = 1) -> Tensor:
 
 @cache
 def _encode_compiled() -> Callable[..., Tensor]:
-    """Compiled apart from what calls it: that takes by far the longest, and happens once for
-    training and once for all that only looks, teachers included, whatever the losses are.
+    """The encoder's pass, compiled separately from its callers.
 
-    Made when first asked for: the compiler takes seconds to import.
+    Compiling the encoder takes by far the longest. Separately it happens twice at most, whatever
+    the losses are: once for training, once for inference (teachers included). Cached, and created
+    at first use, because importing the compiler takes seconds.
     """
-    apart = compiled(_encode, True)
+    compiled_encode = compiled(_encode, True)
 
     @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call, untyped-decorator]
     def encode(encoder: nn.Module, images: Tensor, parts: int = 1) -> Tensor:
-        return apart(encoder, images, parts)
+        return compiled_encode(encoder, images, parts)
 
     return cast(Callable[..., Tensor], encode)
 
 
 class Network(nn.Module, ABC):
-    """An encoder that takes images within [0, 1] and normalises them itself.
+    """An encoder for images within [0, 1], which it normalises, and a head on top.
 
-    What it holds per class has a fixed number of rows, so that shapes do not change as classes
-    arrive; `widen` makes room for more, or takes back room that was not used.
+    Parameters with one row per class have spare rows, so that shapes do not change as classes
+    arrive. `widen` changes the number of rows.
     """
 
     mean: Tensor
@@ -159,9 +161,9 @@ class Network(nn.Module, ABC):
         self.register_buffer("std", torch.ones(channels))
 
     def fit_normalisation(self, images: Tensor) -> None:
-        """Take the channels' mean and spread from uint8 images (N, H, W, C)."""
+        """Set `mean` and `std` to those of the channels of uint8 images (N, H, W, C)."""
         count = images[..., 0].numel()
-        # Sums of whole numbers in float64 are exact, so the order of summation cannot matter.
+        # Sums of integers in float64 are exact: the order of summation does not matter.
         total = torch.zeros(images.shape[-1], dtype=torch.float64, device=images.device)
         squares = torch.zeros_like(total)
         for part in torch.split(images, 4096):
@@ -174,22 +176,27 @@ class Network(nn.Module, ABC):
         self.std.copy_((std / 255).clamp_min(1 / 255))
 
     def features(self, images: Tensor, parts: int = 1) -> Tensor:
-        """Images within [0, 1], (B, C, H, W), of equal parts, to features (B, F)."""
+        """Encode images within [0, 1], (B, C, H, W), as features (B, F).
+
+        Args:
+            images: The images.
+            parts: Number of equal parts of the batch that are normalised separately.
+        """
         shape = (1, -1, 1, 1)
         normalised = (images - self.mean.view(shape)) / self.std.view(shape)
         if normalised.device.type == "cpu":
-            # A fifth slower than channels-last, which crashes torch 2.13's CPU convolutions of 8
-            # channels on more than 32 pixels (the kind of fault of pytorch issue 136348).
+            # A fifth slower than channels-last. With channels-last, torch 2.13 crashes in CPU
+            # convolutions of 8 channels on more than 32 pixels (similar to pytorch issue 136348).
             normalised = normalised.contiguous()
         return self._encode(self.encoder, normalised, parts)
 
     def compile_encoder(self) -> None:
-        """From now on the encoder runs compiled, and so do copies of this network."""
+        """Compile the encoder of this network and of its copies."""
         self._encode = _encode_compiled()
 
     @contextmanager
     def eval_uncompiled(self) -> Iterator[None]:
-        """For a while in eval mode and not compiled, so that hooks see every layer."""
+        """Context in which the network is in eval mode and not compiled, so that hooks run."""
         encode, self._encode = self._encode, _encode
         try:
             with evaluating(self):
@@ -199,20 +206,28 @@ class Network(nn.Module, ABC):
 
     @abstractmethod
     def project(self, features: Tensor) -> Tensor:
-        """Features (B, F) to unit-norm embeddings (B, D), float32 or wider."""
+        """Project features (B, F) to unit-norm embeddings (B, D), in float32 or float64."""
 
     @property
     @abstractmethod
     def classes(self) -> int:
-        """For how many classes there is room."""
+        """Number of classes there is room for."""
 
     @abstractmethod
     def widen(self, classes: int, generator: torch.Generator) -> dict[nn.Parameter, nn.Parameter]:
-        """Make room for `classes`; returns which parameter took the place of which."""
+        """Make room for `classes`.
+
+        Args:
+            classes: New number of classes, larger or smaller than before.
+            generator: Random generator for new rows.
+
+        Returns:
+            Replaced parameters, old to new.
+        """
 
 
 class ProjectionNetwork(Network):
-    """Encoder and two-layer projection to the unit sphere; nothing is held per class."""
+    """Encoder and two-layer projection to the unit sphere, without parameters per class."""
 
     def __init__(
         self, encoder: nn.Module, channels: int, features: int, embedding: int, classes: int
@@ -224,61 +239,61 @@ class ProjectionNetwork(Network):
         self._classes = classes
 
     def project(self, features: Tensor) -> Tensor:
-        """Features (B, F) to unit-norm embeddings (B, D), float32 or wider."""
+        """Project features (B, F) to unit-norm embeddings (B, D), in float32 or float64."""
         first = self.projection[0]
         assert isinstance(first, nn.Linear)
-        # A custom encoder may give float64, which autocast leaves as it is.
+        # A custom encoder may give float64, which autocast does not convert.
         projected: Tensor = self.projection(features.to(first.weight.dtype))
         return F.normalize(at_least_float32(projected), dim=1)
 
     def embed(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W) to unit-norm embeddings (B, D)."""
+        """Embed images (B, C, H, W) as unit-norm embeddings (B, D)."""
         return self.project(self.features(images))
 
     @property
     def classes(self) -> int:
-        """For how many classes there is room."""
+        """Number of classes there is room for."""
         return self._classes
 
     def widen(self, classes: int, generator: torch.Generator) -> dict[nn.Parameter, nn.Parameter]:
-        """Nothing grows."""
+        """Set the number of classes; no parameter depends on it."""
         self._classes = classes
         return {}
 
 
 class PrototypeNetwork(ProjectionNetwork):
-    """Encoder, projection to the unit sphere, and one unit-norm prototype a class."""
+    """Encoder, projection to the unit sphere, and one unit-norm prototype per class."""
 
     def __init__(
         self, encoder: nn.Module, channels: int, features: int, embedding: int, classes: int
     ):
         super().__init__(encoder, channels, features, embedding, classes)
         self.prototypes = nn.Parameter(torch.randn(classes, embedding))
-        if not self.prototypes.is_meta:  # to compute there, torch takes a second to get ready
+        if not self.prototypes.is_meta:  # torch needs a second before it can compute on meta
             self.normalise_prototypes()
 
     def similarity(self, images: Tensor) -> Tensor:
-        """Cosines of all prototypes with images (B, C, H, W): (classes, B)."""
+        """Cosines of all prototypes with the embeddings of images (B, C, H, W): (classes, B)."""
         embeddings = self.embed(images)
         with torch.autocast(embeddings.device.type, enabled=False):
             return self.prototypes @ embeddings.T
 
     @torch.no_grad()
     def normalise_prototypes(self) -> None:
-        """Bring every prototype back to length one."""
+        """Scale every prototype to unit length."""
         self.prototypes.copy_(F.normalize(self.prototypes, dim=1))
 
     @property
     def classes(self) -> int:
-        """For how many classes there is room."""
+        """Number of classes there is room for."""
         return len(self.prototypes)
 
     def widen(self, classes: int, generator: torch.Generator) -> dict[nn.Parameter, nn.Parameter]:
-        """Make room for `classes`; new prototypes point anywhere."""
+        """Make room for `classes`; new prototypes have random directions."""
         old = self.prototypes
-        more = torch.randn(max(0, classes - len(old)), old.shape[1], generator=generator)
-        more = F.normalize(more, dim=1).to(old)
-        self.prototypes = nn.Parameter(torch.cat([old.detach()[:classes], more]))
+        new = torch.randn(max(0, classes - len(old)), old.shape[1], generator=generator)
+        new = F.normalize(new, dim=1).to(old)
+        self.prototypes = nn.Parameter(torch.cat([old.detach()[:classes], new]))
         return {old: self.prototypes}
 
 
@@ -291,38 +306,49 @@ class ClassifierNetwork(Network):
         self._supports_parts = supports_parts(encoder)
 
     def project(self, features: Tensor) -> Tensor:
-        """Features (B, F) to the unit sphere."""
+        """Scale features (B, F) to unit length, in float32 or float64."""
         return F.normalize(at_least_float32(features), dim=1)
 
     def logits(self, images: Tensor, parts: int = 1) -> Tensor:
-        """Logits of all classes for images (B, C, H, W) of equal parts: (B, classes)."""
+        """Logits of all classes for images (B, C, H, W): (B, classes).
+
+        Args:
+            images: The images.
+            parts: Number of equal parts of the batch that are normalised separately.
+        """
         features = self.features(images, parts)
         with torch.autocast(features.device.type, enabled=False):
             logits: Tensor = self.classifier(features.to(self.classifier.weight.dtype))
             return logits
 
     def logits_per_part(self, images: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
-        """Logits of several batches of these sizes, each as if it came alone.
+        """Logits of the parts of a batch, each computed as if it were a batch of its own.
 
-        Where small batches leave a device idle they go through the encoder in one pass, if it can
-        keep them apart.
+        On a GPU, parts of equal size go through the encoder in one pass if it supports parts.
+
+        Args:
+            images: The images of all parts, (B, C, H, W).
+            sizes: Number of images of each part; their sum is B.
+
+        Returns:
+            Logits of each part, (size, classes).
         """
-        alike = len(set(sizes)) == 1 < sizes[0]
-        if alike and images.device.type in IDLE_DEVICES and self._supports_parts:
+        equal = len(set(sizes)) == 1 < sizes[0]
+        if equal and images.device.type in JOINT_PASS_DEVICES and self._supports_parts:
             return torch.split(self.logits(images, len(sizes)), list(sizes))
         return tuple(self.logits(part) for part in torch.split(images, list(sizes)))
 
     @property
     def classes(self) -> int:
-        """For how many classes there is room."""
+        """Number of classes there is room for."""
         return self.classifier.out_features
 
     def widen(self, classes: int, generator: torch.Generator) -> dict[nn.Parameter, nn.Parameter]:
-        """Make room for `classes`; new classes start at zero."""
+        """Make room for `classes`; new rows are zero."""
         replaced = {}
         for name, old in list(self.classifier.named_parameters()):
-            more = old.new_zeros(max(0, classes - len(old)), *old.shape[1:])
-            replaced[old] = nn.Parameter(torch.cat([old.detach()[:classes], more]))
+            new = old.new_zeros(max(0, classes - len(old)), *old.shape[1:])
+            replaced[old] = nn.Parameter(torch.cat([old.detach()[:classes], new]))
             self.classifier.register_parameter(name, replaced[old])
         self.classifier.out_features = classes
         return replaced

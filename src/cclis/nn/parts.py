@@ -1,7 +1,7 @@
-"""Several batches in one pass, each as if it came alone.
+"""Several batches in one pass of an encoder, with the results of separate passes.
 
-A layer with `takes_parts` is told of how many equal parts its batch consists. What treats samples
-one by one need not know; batch norm takes the statistics of every part by itself.
+The batches are joined as equal parts of one batch. A module with `takes_parts` is called with the
+number of parts. Only batch norm needs it, to compute the statistics of each part separately.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cclis.errors import InputError
 
 
 class PartBatchNorm2d(nn.BatchNorm2d):
-    """Batch norm of each part by its own mean and variance; running ones follow part after part."""
+    """Batch norm with a mean and variance per part; running statistics are updated part by part."""
 
     takes_parts = True
 
@@ -28,22 +28,22 @@ class PartBatchNorm2d(nn.BatchNorm2d):
 
 
 class PartSequential(nn.Sequential):
-    """Layers one after another; those that take parts are told how many there are."""
+    """Layers in sequence; those with `takes_parts` are called with the number of parts."""
 
     takes_parts = True
 
     def forward(self, x: Tensor, parts: int = 1) -> Tensor:
-        """Through all layers."""
+        """Apply all layers."""
         for layer in self:
             x = layer(x, parts) if getattr(layer, "takes_parts", False) else layer(x)
         return x
 
 
 def supports_parts(encoder: nn.Module) -> bool:
-    """Whether an encoder takes parts and all its batch norms do.
+    """Whether an encoder and all its batch norms take parts.
 
-    A class derived from one that takes them may have a `forward` of its own, which does not.
+    The encoder's own class must say so: a subclass may override `forward` without parts.
     """
-    norms = [part for part in encoder.modules() if isinstance(part, _BatchNorm)]
+    norms = [module for module in encoder.modules() if isinstance(module, _BatchNorm)]
     takes = "takes_parts" in vars(type(encoder))
     return takes and all(isinstance(norm, PartBatchNorm2d) for norm in norms)

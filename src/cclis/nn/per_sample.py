@@ -1,4 +1,4 @@
-"""Gradients of single samples, compared layer by layer and never held all at once."""
+"""Cosines of per-sample gradients, computed layer by layer without storing all gradients."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from cclis.errors import InputError
 
-FEWER = 4.0
-"""How many times fewer numbers pairs of places must be than weights, to go through them: they take
-more multiplications (benchmarks/per_sample.py)."""
+PAIRS_FACTOR = 4.0
+"""Pairs of places are compared, rather than weight gradients, if they are this many times fewer:
+they need more multiplications (benchmarks/per_sample.py)."""
 
 
 class _Call(NamedTuple):
@@ -29,30 +29,29 @@ def gradient_cosines(
 ) -> Tensor:
     """Cosines of the gradients of a batch's first samples with those of all others.
 
-    One pass back through the sum of the samples' losses gives the output gradient of every layer;
-    with the layer's input it makes the weights' gradient of each sample (Goodfellow, 2015).
-    These are the weights of convolutions and linear layers that learn: biases and what scales
-    normalised activations, one parameter in a thousand, are left out, and so is what other layers
-    hold, such as those of attention. Samples must not depend on one another, so batch normalisation
-    has to be in eval mode.
+    One backward pass of the sum of the samples' losses gives the output gradient of every layer.
+    Together with the layer's input it gives the weight gradient of each sample (Goodfellow, 2015).
+
+    Only the trainable weights of convolutions and linear layers count. Biases and the scales of
+    normalisation layers, one parameter in a thousand, are left out, and so are other layers such as
+    attention. Samples must not depend on one another: batch norm has to be in eval mode.
 
     Args:
-        module: What holds the layers.
-        loss: Applies the module to a batch of N + R samples and gives the sum of their losses.
-        first: N, how many samples are the first.
-        others: R, how many come after them.
+        module: The module that contains the layers.
+        loss: Applies the module to a batch of N + R samples and returns the sum of their losses.
+        first: N.
+        others: R.
 
     Returns:
-        (N, R), in 32 bits or more; a gradient of zeros has cosine 0 with all others. What layers
-        computed in 16 bits is compared in 16 bits; sums over a layer's rows, and over layers, are
-        not.
+        (N, R), in float32 or float64; 0 for a gradient of zeros. Layers that compute in 16 bits are
+        compared in 16 bits, but sums over places and over layers are at least float32.
     """
-    with _watching(module) as calls:
+    with _recorded_calls(module) as calls:
         total = loss()
-    found = torch.autograd.grad(total, [call.output for call in calls], allow_unused=True)
-    # Weights that several calls share have one gradient, over all their places.
+    gradients = torch.autograd.grad(total, [call.output for call in calls], allow_unused=True)
+    # A weight that several calls share has one gradient, the sum over all their places.
     sharing: dict[Tensor | nn.Module, list[tuple[_Call, Tensor]]] = {}
-    for call, gradient in zip(calls, found, strict=True):
+    for call, gradient in zip(calls, gradients, strict=True):
         if gradient is not None:
             if len(gradient) != first + others:
                 raise InputError(
@@ -60,40 +59,42 @@ def gradient_cosines(
                     f"{call.layer} gives {len(gradient)} rows; its first dimension must be theirs"
                 )
             weight = call.layer.weight
-            # A weight that is computed, as by a parametrisation, is another tensor for each call.
-            whose = weight if isinstance(weight, nn.Parameter) else call.layer
-            sharing.setdefault(whose, []).append((call, gradient))
+            # A computed weight, as under a parametrisation, is a new tensor in each call.
+            owner = weight if isinstance(weight, nn.Parameter) else call.layer
+            sharing.setdefault(owner, []).append((call, gradient))
     products, squares = total.new_zeros(()), total.new_zeros(())
     with torch.autocast(total.device.type, enabled=False), torch.no_grad():
         for shared in sharing.values():
-            # Not by name: patches of one layer are gone before those of the next are made.
-            of_layer = _compared(*_by_places(shared), first)
-            products, squares = products + of_layer[0], squares + of_layer[1]
+            # The arguments have no name, so that the patches of one layer are freed before those
+            # of the next are made.
+            layer_products, layer_squares = _compare(*_by_places(shared), first)
+            products, squares = products + layer_products, squares + layer_squares
         lengths = torch.where(squares > 0, squares, 1.0).sqrt()
         return products / torch.outer(lengths[:first], lengths[first:])
 
 
 @contextmanager
-def _watching(module: nn.Module) -> Iterator[list[_Call]]:
-    """Notes the calls of layers whose weights learn, for a while."""
+def _recorded_calls(module: nn.Module) -> Iterator[list[_Call]]:
+    """Context that records the calls of all layers with trainable weights."""
     calls: list[_Call] = []
 
-    def note(
+    def record(
         layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Any], output: Tensor
     ) -> Tensor:
         assert isinstance(layer, nn.Conv2d | nn.Linear)
         if not output.requires_grad:
             return output
-        # An edge rather than the output, which a ReLU may overwrite; it would cut off a view's.
+        # The edge rather than the output, because an in-place ReLU may overwrite the output. If the
+        # output is a view, the edge would be lost as well.
         output = output.clone() if output._is_view() else output
-        given = inputs[0] if inputs else named["input"]
-        calls.append(_Call(layer, given.detach(), get_gradient_edge(output)))
+        layer_input = inputs[0] if inputs else named["input"]
+        calls.append(_Call(layer, layer_input.detach(), get_gradient_edge(output)))
         return output
 
     handles = [
-        part.register_forward_hook(note, with_kwargs=True)
-        for part in module.modules()
-        if isinstance(part, nn.Conv2d | nn.Linear) and part.weight.requires_grad
+        layer.register_forward_hook(record, with_kwargs=True)
+        for layer in module.modules()
+        if isinstance(layer, nn.Conv2d | nn.Linear) and layer.weight.requires_grad
     ]
     try:
         yield calls
@@ -103,22 +104,22 @@ def _watching(module: nn.Module) -> Iterator[list[_Call]]:
 
 
 def _by_places(shared: list[tuple[_Call, Tensor]]) -> tuple[Tensor, Tensor]:
-    """`_by_place` of all calls that share their weights, one call's places after another's."""
+    """`_by_place` of all calls that share a weight, joined along the places."""
     if len(shared) == 1:
         call, gradient = shared[0]
         return _by_place(call.layer, call.input, gradient)
-    # In one layout, so that patches have one order.
+    # Contiguous, so that the patches of all calls have the same order.
     parts = [_by_place(call.layer, call.input.contiguous(), grad) for call, grad in shared]
-    inputs, errors = (torch.cat(of_calls, dim=2) for of_calls in zip(*parts, strict=True))
+    inputs, errors = (torch.cat(values, dim=2) for values in zip(*parts, strict=True))
     return inputs, errors
 
 
 def _by_place(layer: nn.Conv2d | nn.Linear, x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """What the weights see at every place, and the gradient of what they give there.
+    """Input patch and output gradient of a layer at every place.
 
     Returns:
-        Inputs (B, G, L, K) and errors (B, G, L, C) of G groups at L places: their products, summed
-        over places, are the gradients of a sample's weights. Both have the layer's precision.
+        Inputs (B, G, L, K) and errors (B, G, L, C) of G groups at L places, in the layer's
+        precision. The sum over places of their outer products is the weight gradient of a sample.
     """
     x = x.to(gradient.dtype)
     if isinstance(layer, nn.Linear):
@@ -126,60 +127,63 @@ def _by_place(layer: nn.Conv2d | nn.Linear, x: Tensor, gradient: Tensor) -> tupl
         return inputs, errors
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     padded = F.pad(x, layer._reversed_padding_repeated_twice, mode)
-    samples, channels, *place = padded.stride()
-    steps = [s * t for s, t in zip(place, layer.stride, strict=True)]
-    reach = [s * d for s, d in zip(place, layer.dilation, strict=True)]
-    groups, each = layer.groups, x.shape[1] // layer.groups
-    # The order within a patch does not matter, so it is read as it lies in memory.
-    inside = zip((each, *layer.kernel_size), (channels, *reach), strict=True)
-    sizes, apart = zip(*sorted(inside, key=lambda axis: axis[1], reverse=True), strict=True)
-    # A view of all patches at once: F.unfold starts a kernel for every sample.
+    sample_stride, channel_stride, *pixel_strides = padded.stride()
+    steps = [s * t for s, t in zip(pixel_strides, layer.stride, strict=True)]
+    reach = [s * d for s, d in zip(pixel_strides, layer.dilation, strict=True)]
+    groups, width = layer.groups, x.shape[1] // layer.groups
+    # The order within a patch does not matter, so it is read in memory order.
+    axes = zip((width, *layer.kernel_size), (channel_stride, *reach), strict=True)
+    sizes, strides = zip(*sorted(axes, key=lambda axis: axis[1], reverse=True), strict=True)
+    # A view of all patches at once: F.unfold launches a kernel per sample.
     patches = padded.as_strided(
         (len(x), groups, *gradient.shape[2:], *sizes),
-        (samples, each * channels, *steps, *apart),
+        (sample_stride, width * channel_stride, *steps, *strides),
     )
     by_group = gradient.reshape(len(x), groups, -1, gradient[0, 0].numel())
     return patches.reshape(*by_group.shape[:2], by_group.shape[3], -1), by_group.mT
 
 
-def _compared(inputs: Tensor, errors: Tensor, first: int) -> tuple[Tensor, Tensor]:
-    """Of a layer: inner products of the first samples' gradients with the others', (N, R), and
-    every gradient's squared length, (B,)."""
+def _compare(inputs: Tensor, errors: Tensor, first: int) -> tuple[Tensor, Tensor]:
+    """Compare the gradients of one layer.
+
+    Returns:
+        Inner products of the first samples' gradients with the others', (N, R), and the squared
+        length of every gradient, (B,).
+    """
     samples, _, places, width = inputs.shape
     pairs = max(first * (samples - first), samples) * places**2
-    if FEWER * pairs < samples * width * errors.shape[3]:
-        return _compared_by_pairs(inputs, errors, first)
-    return _compared_by_weights(inputs, errors, first)
+    if PAIRS_FACTOR * pairs < samples * width * errors.shape[3]:
+        return _compare_by_pairs(inputs, errors, first)
+    return _compare_by_weights(inputs, errors, first)
 
 
-def _compared_by_weights(inputs: Tensor, errors: Tensor, first: int) -> tuple[Tensor, Tensor]:
-    """Through every sample's gradient: Σ x e' over places."""
+def _compare_by_weights(inputs: Tensor, errors: Tensor, first: int) -> tuple[Tensor, Tensor]:
+    """With the weight gradient of every sample, Σ x e' over places."""
     rows = (errors.mT @ inputs).flatten(1, 2).transpose(0, 1)
-    # Row by row of the weights, and summed then: a GPU does not share out a single product whose
-    # result is small, however long it is.
+    # One product per row of the weights, summed afterwards: a GPU does not split a single product
+    # with a small result over its cores, however long it is.
     products = rows[:, :first] @ rows[:, first:].mT
-    wide = _wide(rows)
-    lengths = torch.linalg.vector_norm(rows, dim=(0, 2), dtype=wide)
-    return products.sum(dim=0, dtype=wide), lengths.square()
+    dtype = _sum_dtype(rows)
+    lengths = torch.linalg.vector_norm(rows, dim=(0, 2), dtype=dtype)
+    return products.sum(dim=0, dtype=dtype), lengths.square()
 
 
-def _compared_by_pairs(inputs: Tensor, errors: Tensor, first: int) -> tuple[Tensor, Tensor]:
-    """Without gradients: <Σ x e', Σ y f'> is the sum of (x·y)(e·f) over all pairs of places."""
+def _compare_by_pairs(inputs: Tensor, errors: Tensor, first: int) -> tuple[Tensor, Tensor]:
+    """Without weight gradients: <Σ x e', Σ y f'> is the sum of (x·y)(e·f) over pairs of places."""
     samples, groups, places, _ = inputs.shape
-    alike, agree = (_pairs(v[:first], v[first:]) for v in (inputs, errors))
-    products = (alike * agree).view(groups, first, places, samples - first, places)
-    own = (inputs @ inputs.mT) * (errors @ errors.mT)
-    wide = _wide(inputs)
-    return products.sum(dim=(0, 2, 4), dtype=wide), own.sum(dim=(1, 2, 3), dtype=wide)
+    of_inputs, of_errors = (_pairs(v[:first], v[first:]) for v in (inputs, errors))
+    products = (of_inputs * of_errors).view(groups, first, places, samples - first, places)
+    squares = (inputs @ inputs.mT) * (errors @ errors.mT)
+    dtype = _sum_dtype(inputs)
+    return products.sum(dim=(0, 2, 4), dtype=dtype), squares.sum(dim=(1, 2, 3), dtype=dtype)
 
 
-def _wide(values: Tensor) -> torch.dtype:
-    """What sums of them are taken in: 32 bits or more."""
+def _sum_dtype(values: Tensor) -> torch.dtype:
+    """The dtype in which values are summed: at least float32."""
     return torch.promote_types(values.dtype, torch.float32)
 
 
 def _pairs(left: Tensor, right: Tensor) -> Tensor:
-    """Inner products of what samples have at each place: (N, G, L, K) and (R, G, L, K) to
-    (G, N · L, R · L)."""
+    """Inner products of all pairs of places: (N, G, L, K) and (R, G, L, K) to (G, N · L, R · L)."""
     left, right = (v.transpose(0, 1).flatten(1, 2) for v in (left, right))
     return left @ right.mT

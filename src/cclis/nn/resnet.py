@@ -83,10 +83,11 @@ class ResNet(nn.Module):
 
 
 def scale_by_fan_out(encoder: nn.Module) -> None:
-    """Let convolutions start so that gradients keep their size (He et al., 2015).
+    """Initialise convolutions so that gradients keep their scale (He et al., 2015, fan-out).
 
-    With torch's own start weights are several times smaller. Under batch norm only their direction
-    counts, and a step turns small weights further: learning rates belong to one start or the other.
+    torch's default weights are several times smaller. Under batch norm only the direction of the
+    weights matters, and a step turns small weights further. So a learning rate is tuned for one
+    initialisation or the other.
     """
     for module in encoder.modules():
         if isinstance(module, nn.Conv2d):

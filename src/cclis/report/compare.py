@@ -18,15 +18,8 @@ from cclis.report import figures
 from cclis.report.drawing import Line, line_figure, picture
 from cclis.report.page import environment
 from cclis.report.paper import COLUMNS as SCORES
-from cclis.report.paper import (
-    Result,
-    Table,
-    compared_head,
-    markdown,
-    paper_row,
-    spread,
-    variation,
-)
+from cclis.report.paper import Table, compared_head, markdown, paper_row, spread
+from cclis.runs.records import Result
 
 COLUMNS = (
     *("benchmark", "memory", "method", "changed", "head", "Class-IL", "forgetting"),
@@ -65,9 +58,14 @@ class Entry:
 
     @property
     def heads(self) -> list[str]:
-        """Those that all runs were judged by; the method's own, named last, is the main one."""
+        """Those that all runs have, in the order of the first."""
         first, *others = self.runs
-        return [head for head in first["class_il"] if all(head in r["class_il"] for r in others)]
+        return [head for head in first.class_il if all(head in run.class_il for run in others)]
+
+    @property
+    def main_head(self) -> str:
+        """The head whose accuracies are drawn and tested."""
+        return self.runs[0].main_head
 
     @property
     def curve(self) -> list[tuple[float, float]]:
@@ -95,7 +93,7 @@ class Entry:
 
     @property
     def _matrices(self) -> list[list[list[Any]]]:
-        return [run["class_il"][self.heads[-1]]["matrix"] for run in self.runs]
+        return [run.class_il[self.main_head].matrix for run in self.runs]
 
 
 def read_runs(
@@ -125,7 +123,7 @@ def read_runs(
             if len(paths) == 1:
                 raise InputError(said)
             warn(said)
-        found += [_result(file) for file in files]
+        found += [Result.from_json(read_json(file), file) for file in files]
     if not found:
         raise InputError("none of these holds a finished run: no result.json in them, nor below")
     return found
@@ -139,14 +137,14 @@ def entries(results: Sequence[Result]) -> list[Entry]:
     streams: dict[str, list[object]] = {}
     grouped: dict[tuple[str, int, str, str], list[Result]] = {}
     for result in results:
-        benchmark = result["benchmark"]
-        stream = (result.get("class_names"), result.get("task_sizes"))
+        benchmark = result.benchmark
+        stream = (result.class_names, result.task_sizes)
         known = streams.setdefault(benchmark, [])
         if stream not in known:
             known.append(stream)
         if number := known.index(stream):
             benchmark = f"{benchmark} ({number + 1})"
-        key = (benchmark, result["memory"], result["method"], variation(result))
+        key = (benchmark, result.memory, result.method, result.variation)
         runs = grouped.setdefault(key, [])
         if result not in runs:
             runs.append(result)
@@ -161,11 +159,11 @@ def accuracy_table(found: Sequence[Entry]) -> Table:
         start = [entry.benchmark, str(entry.memory), entry.method, entry.changed]
         published = _published(entry)
         paper = [published.get(scenario, {}).get(key) for scenario, key in SCORES]
-        seconds = [run["seconds"]["train"] for run in entry.runs]
-        peak = [run["peak_memory_bytes"] / 2**30 for run in entry.runs]
+        seconds = [run.seconds.train for run in entry.runs]
+        peak = [run.peak_memory_bytes / 2**30 for run in entry.runs]
         costs = [spread(seconds, digits=1), spread(peak), str(len(entry.runs))]
         for head in entry.heads:
-            values = [[run[s][head][key] for run in entry.runs] for s, key in SCORES]
+            values = [[run.number(s, head, key) for run in entry.runs] for s, key in SCORES]
             rows.append([*start, head, *map(spread, values), *costs])
             if any(paper) and head == compared_head(entry.runs[0]):
                 printed = [" ± ".join(f"{number:.2f}" for number in cell or []) for cell in paper]
@@ -191,10 +189,10 @@ def numbers_table(found: Sequence[Entry]) -> tuple[list[str], Table]:
             row = [entry.benchmark, str(entry.memory), entry.method, entry.changed, head]
             row.append(str(len(entry.runs)))
             for scenario, key in SCORES:
-                values = [run[scenario][head][key] for run in entry.runs]
+                values = [run.number(scenario, head, key) for run in entry.runs]
                 row += numbers(values, published.get(scenario, {}).get(key) if same else None)
-            row.append(str(statistics.mean(run["seconds"]["train"] for run in entry.runs)))
-            row.append(str(statistics.mean(run["peak_memory_bytes"] for run in entry.runs)))
+            row.append(str(statistics.mean(run.seconds.train for run in entry.runs)))
+            row.append(str(statistics.mean(run.peak_memory_bytes for run in entry.runs)))
             rows.append(row)
     return header, rows
 
@@ -342,23 +340,13 @@ def curves(together: Sequence[Entry]) -> Figure:
 
 def _published(entry: Entry) -> dict[str, Any]:
     """The paper's numbers; a result that does not say how it came about is no row of it."""
-    if not all("config" in run for run in entry.runs):
+    if any(run.changed is None for run in entry.runs):
         return {}
     return paper_row(entry.benchmark, entry.memory, entry.method, entry.changed)
 
 
 def _by_seed(entry: Entry) -> dict[int, float]:
-    head = entry.heads[-1]
-    return {run["seed"]: run["class_il"][head]["accuracy"] for run in entry.runs}
-
-
-def _result(path: Path) -> Result:
-    result = read_json(path)
-    needed = {"benchmark", "memory", "method", "seed", "class_il", "task_il", "seconds"}
-    needed.add("peak_memory_bytes")
-    if not isinstance(result, dict) or not needed <= result.keys() or not result["class_il"]:
-        raise InputError(f"{path} is not the result of a run")
-    return result
+    return {run.seed: run.class_il[entry.main_head].accuracy for run in entry.runs}
 
 
 TEX = {

@@ -9,14 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
+from cclis.engine.records import Epoch
 from cclis.functional.diagnostics import QUANTILES
 from cclis.functional.metrics import forgetting
+from cclis.runs.records import SCENARIOS, Evaluation, Record, Result
 
 Figure = dict[str, Any]
-Result = Mapping[str, Any]
-Records = Sequence[Mapping[str, Any]]
-
-SCENARIOS = {"class_il": "Class-IL", "task_il": "Task-IL"}
 LEGIBLE = 25
 """Most rows or columns of a heat map whose cells have numbers in them."""
 MARKED = 25
@@ -97,7 +95,7 @@ def confusions(result: Result, analysis: Mapping[str, Tensor]) -> list[Figure]:
     """How often a class was taken for another, in per cent of its test samples."""
     names = _names(result)
     figures = []
-    for head in _heads(result):
+    for head in result.heads:
         counts = analysis.get(f"confusion.{head}")
         if counts is None:
             continue
@@ -110,24 +108,22 @@ def confusions(result: Result, analysis: Mapping[str, Tensor]) -> list[Figure]:
     return figures
 
 
-def losses(records: Records) -> list[Figure]:
+def losses(records: Sequence[Record]) -> list[Figure]:
     """The terms of the loss and the learning rate, epoch by epoch."""
-    epochs = [record for record in records if "losses" in record]
+    epochs = [record for record in records if isinstance(record, Epoch)]
     if not epochs:
         return []
     x, ends, before = [], [], 0
     for this, following in zip(epochs, [*epochs[1:], None], strict=True):
-        # Runs of earlier versions counted epochs alone.
-        step = this.get("step", this["epoch"] + 1)
-        x.append(before + step)
-        if following is None or following["task"] != this["task"]:
-            before += step
+        x.append(before + this.step)
+        if following is None or following.task != this.task:
+            before += this.step
             ends.append(before)
-    names = {name: None for record in epochs for name in record["losses"]}
+    names = {name: None for record in epochs for name in record.losses}
     # A line of one point cannot be seen.
     mode = "lines" if len(epochs) > MARKED else "lines+markers"
-    lines = [_line(name, x, [r["losses"].get(name) for r in epochs], mode) for name in names]
-    rate = _line("learning rate", x, [r["learning_rate"] for r in epochs], mode)
+    lines = [_line(name, x, [r.losses.get(name) for r in epochs], mode) for name in names]
+    rate = _line("learning rate", x, [r.learning_rate for r in epochs], mode)
     rate |= {"yaxis": "y2", "line": {"dash": "dot", "width": 1.5, "color": "quiet"}}
     figure = _figure(
         {},
@@ -150,12 +146,13 @@ def losses(records: Records) -> list[Figure]:
     return [figure]
 
 
-def importance(result: Result, records: Records) -> list[Figure]:
+def importance(result: Result, records: Sequence[Record]) -> list[Figure]:
     """How well what the memory keeps stands for what was visible; empty without a proposal."""
-    found = {r["task"]: r["diagnosis"] for r in records if r.get("diagnosis")}
+    evaluations = [record for record in records if isinstance(record, Evaluation)]
+    found = {record.task: record.diagnosis for record in evaluations if record.diagnosis}
     if not any(sum(diagnosis["kept"]) for diagnosis in found.values()):
         return []
-    names, classes = _names(result), len(result["class_names"])
+    names, classes = _names(result), len(result.class_names)
     share = [
         [e / k if k else None for e, k in zip(d["effective"], d["kept"], strict=True)]
         for d in found.values()
@@ -300,7 +297,7 @@ def _names(result: Result) -> list[str]:
     It takes some tags and `%{...}` for its own, and a name such as `__proto__` for JavaScript's.
     """
     found: list[str] = []
-    for number, whole in enumerate(map(str, result["class_names"])):
+    for number, whole in enumerate(result.class_names):
         name = whole if len(whole) <= LONGEST_NAME else f"{whole[: LONGEST_NAME - 1]}…"
         name = INVISIBLE + html.escape(name, quote=False).replace("%{", f"%{INVISIBLE}{{")
         found.append(f"{name} ({number + 1})" if name in found else name)
@@ -311,23 +308,18 @@ def _colour(label: int) -> str:
     return COLOURS[label % len(COLOURS)]
 
 
-def _heads(result: Result) -> list[str]:
-    """The main head, named last, comes first."""
-    return list(result["class_il"])[::-1]
-
-
 def _matrices(result: Result) -> list[tuple[dict[str, str], list[list[Any]]]]:
     """Of each scenario and head."""
     return [
-        ({"scenario": title, "head": head}, result[scenario][head]["matrix"])
+        ({"scenario": title, "head": head}, result.scores(scenario)[head].matrix)
         for scenario, title in SCENARIOS.items()
-        for head in _heads(result)
+        for head in result.heads
     ]
 
 
 def _arrivals(result: Result) -> list[tuple[int, int]]:
     """Every class with the task that brings it."""
-    tasks = [task for task, size in enumerate(result["task_sizes"]) for _ in range(size)]
+    tasks = [task for task, size in enumerate(result.task_sizes) for _ in range(size)]
     return list(enumerate(tasks))
 
 

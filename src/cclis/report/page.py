@@ -14,11 +14,10 @@ from torch import Tensor
 
 from cclis.methods.registry import OURS, recorded
 from cclis.report import figures
-from cclis.report.paper import compared_head, paper_row, variation
+from cclis.report.paper import compared_head, paper_row
 from cclis.report.pictures import sheet
-from cclis.report.table import SCENARIOS, main_head
+from cclis.runs.records import SCENARIOS, Record, Result
 
-Result = Mapping[str, Any]
 MOST_SHOWN = 2000
 """Thumbnails of the memory on a page."""
 
@@ -35,21 +34,21 @@ def environment() -> Environment:
 
 def render(
     result: Result,
-    records: Sequence[Mapping[str, Any]] = (),
+    records: Sequence[Record] = (),
     analysis: Mapping[str, Tensor] | None = None,
 ) -> str:
     """The page of a run.
 
     Args:
-        result: As in result.json.
-        records: As in metrics.jsonl.
+        result: Of result.json.
+        records: Of metrics.jsonl.
         analysis: As in analysis.safetensors.
     """
     paper = _paper(result)
     # Beside the paper's numbers stand those that are measured as it measures.
-    headline = compared_head(result) if paper else main_head(result)
+    headline = compared_head(result) if paper else result.main_head
     analysis, memory = _memory(result, analysis or {})
-    at_once = result["method"] in OURS and recorded(result["method"]).joint
+    at_once = result.method in OURS and recorded(result.method).joint
     panels = {
         "matrix": figures.accuracy_matrices(result),
         "curves": [] if at_once else figures.accuracy_curves(result),
@@ -70,8 +69,8 @@ def render(
         .render(
             result=result,
             scenarios=SCENARIOS,
-            short=figures.SCENARIOS.values(),
-            heads=list(dict.fromkeys([headline, *reversed(result["class_il"])])),
+            short=SCENARIOS.values(),
+            heads=list(dict.fromkeys([headline, *result.heads])),
             paper=paper,
             panels={name: found for name, found in panels.items() if found},
             sheets=sheets,
@@ -93,9 +92,9 @@ def as_data(value: Any) -> Markup:
 
 def _paper(result: Result) -> dict[str, Any]:
     """The paper's numbers for this very row, empty where it has none."""
-    if "config" not in result:
+    if result.changed is None:
         return {}
-    return paper_row(result["benchmark"], result["memory"], result["method"], variation(result))
+    return paper_row(result.benchmark, result.memory, result.method, result.variation)
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ def _memory(
         rows = (labels == label).nonzero()[:, 0]
         rows = rows[proposal[rows].argsort(descending=True, stable=True)]
         some = rows[:most]
-        name = str(result["class_names"][label])
+        name = result.class_names[label]
         kept.append(Kept(name, first, proposal[some].tolist(), len(rows) - len(some)))
         chosen.append(some)
         first += len(some)

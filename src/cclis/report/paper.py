@@ -20,11 +20,9 @@ from typing import Any
 
 from cclis.errors import InputError
 from cclis.files import read_json, write_atomically
-from cclis.functional.metrics import SCENARIOS
-from cclis.methods.registry import OURS, make_config
-from cclis.settings import Config, names_of, recipe_for, recipe_settings
+from cclis.runs.records import SCENARIOS, Result, changed_settings, in_words
 
-Result = Mapping[str, Any]
+Run = Mapping[str, Any]
 Table = list[list[str]]
 COLUMNS = [(scenario, key) for scenario in SCENARIOS for key in ("accuracy", "forgetting")]
 SCORES = ("Class-IL", "forgetting", "Task-IL", "forgetting")
@@ -36,11 +34,9 @@ SPEEDS = (
 PAPER = "the paper"
 PAPER_HEADS = ("classifier", "linear_paper", "linear")
 """The heads that follow the paper's protocol, the nearer first; others are judged by their own."""
-ANYWHERE = {name for kind in ("row", "hardware", "record") for name in names_of(Config, kind=kind)}
-"""Settings that make no other row."""
 
 
-def results_table(results: Sequence[Result]) -> str:
+def results_table(results: Sequence[Run]) -> str:
     """A row for every benchmark, memory, method and head, after what was published."""
     rows = []
     for (benchmark, method, memory), runs in _rows([run for run in results if not variation(run)]):
@@ -49,7 +45,7 @@ def results_table(results: Sequence[Result]) -> str:
     return markdown(("benchmark", "memory", "method", "head", *SCORES, "runs"), rows)
 
 
-def summary_table(results: Sequence[Result]) -> str:
+def summary_table(results: Sequence[Run]) -> str:
     """Class-IL accuracy alone: a row for every benchmark, memory and method, a column a head.
 
     Where a head has fewer runs than there are, their number stands behind.
@@ -69,9 +65,9 @@ def summary_table(results: Sequence[Result]) -> str:
     return markdown(("benchmark", "memory", "method", f"*{PAPER}*", *heads, "runs"), rows)
 
 
-def variations_table(results: Sequence[Result]) -> str:
+def variations_table(results: Sequence[Run]) -> str:
     """The same for runs whose settings differ from their recipe's."""
-    varied: dict[tuple[str, str], list[Result]] = {}
+    varied: dict[tuple[str, str], list[Run]] = {}
     for result in results:
         if what := variation(result):
             varied.setdefault((result["method"], what), []).append(result)
@@ -85,7 +81,7 @@ def variations_table(results: Sequence[Result]) -> str:
     return markdown(header, rows)
 
 
-def alone_table(results: Sequence[Result]) -> str:
+def alone_table(results: Sequence[Run]) -> str:
     """How long whole runs took that had a machine for themselves."""
     which = ("benchmark", "memory", "method", "seed")
     rows = []
@@ -97,7 +93,7 @@ def alone_table(results: Sequence[Result]) -> str:
     return markdown([*which, "in all", "training", "of it compiling", "device", "note"], rows)
 
 
-def differing_table(found: Sequence[Result]) -> str:
+def differing_table(found: Sequence[Run]) -> str:
     """Accuracies of runs that differ in one thing alone, which their notes name."""
     heads = list(found[0]["class_il"]) if found else []
     columns = [f"{title}, {head}" for title in ("Class-IL", "Task-IL") for head in heads]
@@ -108,14 +104,14 @@ def differing_table(found: Sequence[Result]) -> str:
     return markdown(("", *columns), rows)
 
 
-def beside_table(results: Sequence[Result], found: Sequence[Result]) -> str:
+def beside_table(results: Sequence[Run], found: Sequence[Run]) -> str:
     """Runs of another rule, each beside the one that has the same settings and seed."""
     which = ("benchmark", "memory", "method", "seed")
     ours = {tuple(run[key] for key in which): run for run in results if not variation(run)}
     rows = []
     for other in found:
         key = tuple(other[key] for key in which)
-        head = compared_head(other)
+        head = _compared_head(other)
         pairs = [
             f"{run[scenario][head]['accuracy']:.2f}"
             for scenario in SCENARIOS
@@ -125,7 +121,7 @@ def beside_table(results: Sequence[Result], found: Sequence[Result]) -> str:
     return markdown((*which, "Class-IL", "the other", "Task-IL", "the other"), rows)
 
 
-def course_table(results: Sequence[Result], found: Sequence[Result]) -> str:
+def course_table(results: Sequence[Run], found: Sequence[Run]) -> str:
     """Class-IL accuracy after each task and all scores at the end, of what was published, of ours,
     and of runs by other rules, some of which may not have ended."""
     if not found:
@@ -136,7 +132,7 @@ def course_table(results: Sequence[Result], found: Sequence[Result]) -> str:
     rows = [[where, "", *["–"] * (tasks - 1), *cells] for where, *cells, _ in published]
     same = [run for run in results if which.items() <= run.items() and not variation(run)]
     for run in (*({**run, "rule": "ours"} for run in same), *found):
-        head = compared_head(run)
+        head = _compared_head(run)
         matrix = run["class_il"][head]["matrix"]
         course = [f"{statistics.fmean(row[: task + 1]):.2f}" for task, row in enumerate(matrix)]
         gap = ["–"] * (tasks - 1 - len(matrix))
@@ -147,7 +143,7 @@ def course_table(results: Sequence[Result], found: Sequence[Result]) -> str:
     return markdown(("rule", "seed", "Class-IL after 1 task", *columns, *SCORES), rows)
 
 
-def heads_table(found: Sequence[Result]) -> str:
+def heads_table(found: Sequence[Run]) -> str:
     """Class-IL accuracy of a run's representation under several classifiers."""
     runs = [
         f"{f['benchmark']}, {f['method']}, memory {f['memory']}, seed {f['seed']}" for f in found
@@ -159,7 +155,7 @@ def heads_table(found: Sequence[Result]) -> str:
     return markdown(("classifier", *runs), rows)
 
 
-def speed_table(found: Sequence[Result]) -> str:
+def speed_table(found: Sequence[Run]) -> str:
     """Images a second of training, and what it is made of."""
     lines = []
     for machine in found:
@@ -195,7 +191,7 @@ def speed_table(found: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-def compiling_table(found: Sequence[Result]) -> str:
+def compiling_table(found: Sequence[Run]) -> str:
     """What ways to compile pointwise kernels cost and give."""
     rows = [
         [
@@ -212,7 +208,7 @@ def compiling_table(found: Sequence[Result]) -> str:
     return markdown(header, rows)
 
 
-def methods_table(found: Sequence[Result]) -> str:
+def methods_table(found: Sequence[Run]) -> str:
     """What learning Seq-CIFAR-10 costs by each method."""
     rows = [
         [
@@ -231,7 +227,7 @@ def methods_table(found: Sequence[Result]) -> str:
     return markdown(columns, rows)
 
 
-def parts_table(found: Sequence[Result]) -> str:
+def parts_table(found: Sequence[Run]) -> str:
     """Batches replayed apart: in one pass through the network, and one after another."""
     rows = [
         [
@@ -246,7 +242,7 @@ def parts_table(found: Sequence[Result]) -> str:
     return markdown(("batches", "one by one", "in one pass", "ratio", "device"), rows)
 
 
-def sharing_table(found: Sequence[Result]) -> str:
+def sharing_table(found: Sequence[Run]) -> str:
     """What several runs make of one GPU together."""
     rows = [
         [
@@ -264,7 +260,7 @@ def sharing_table(found: Sequence[Result]) -> str:
     return markdown(columns, rows)
 
 
-def mammoth_table(results: Sequence[Result], found: Sequence[Result]) -> str:
+def mammoth_table(results: Sequence[Run], found: Sequence[Run]) -> str:
     """What the baselines reach, there or else in the results, and what Mammoth's code does."""
     groups = dict(_rows([run for run in results if not variation(run)]))
     rows = []
@@ -273,7 +269,7 @@ def mammoth_table(results: Sequence[Result], found: Sequence[Result]) -> str:
         for method, theirs in machine["mammoth"].items():
             runs = groups.get((benchmark, method, memory), [])
             measured = {
-                name: [r[name][compared_head(r)]["accuracy"] for r in runs] for name in SCENARIOS
+                name: [r[name][_compared_head(r)]["accuracy"] for r in runs] for name in SCENARIOS
             }
             sides = machine["ours"].get(method, measured), theirs
             cells = [
@@ -313,23 +309,13 @@ def _md(text: str) -> str:
     return text.replace("|", r"\|").replace("<", "&lt;")
 
 
-def variation(result: Result) -> str:
+def variation(result: Run) -> str:
     """What a run has other than the recipe for its row, as `name value` parts; "" for nothing."""
-    config = result.get("config", {})
-    if result["method"] not in OURS:
-        return ""  # one that was added elsewhere
-    row = result["benchmark"], result["method"], result["memory"]
-    settings = recipe_settings(recipe_for(*row))
-    settings.pop("method", None)
-    usual = make_config(result["method"], settings).to_dict()
-    return ", ".join(
-        f"{name} {json.dumps(value).strip(chr(34))}"
-        for name, value in config.items()
-        if name in usual and name not in ANYWHERE and usual[name] != value
-    )
+    row = {key: result[key] for key in ("benchmark", "method", "memory")}
+    return in_words(changed_settings({**result.get("config", {}), **row}))
 
 
-def read_results(folder: Path) -> list[Result]:
+def read_results(folder: Path) -> list[Run]:
     """Every summary that lies in a folder."""
     return [read_json(path) for path in sorted(folder.glob("*.json"))]
 
@@ -372,15 +358,15 @@ def with_tables(text: str, by_name: Mapping[str, str]) -> str:
     return text
 
 
-def _rows(results: Sequence[Result]) -> list[tuple[tuple[str, str, int], list[Result]]]:
-    groups: dict[tuple[str, str, int], list[Result]] = {}
+def _rows(results: Sequence[Run]) -> list[tuple[tuple[str, str, int], list[Run]]]:
+    groups: dict[tuple[str, str, int], list[Run]] = {}
     for result in results:
         key = (result["benchmark"], result["method"], result["memory"])
         groups.setdefault(key, []).append(result)
     return sorted(groups.items())
 
 
-def _by_head(published: Mapping[str, Result], runs: Sequence[Result]) -> Table:
+def _by_head(published: Mapping[str, Run], runs: Sequence[Run]) -> Table:
     """Head, scores and number of runs: what was published where, then every head of any run."""
     rows = []
     for where, numbers in published.items():
@@ -410,7 +396,7 @@ def paper_row(benchmark: str, memory: int, method: str, changed: str = "") -> di
     return found
 
 
-def published_rows(benchmark: str, memory: int, method: str) -> dict[str, Result]:
+def published_rows(benchmark: str, memory: int, method: str) -> dict[str, Run]:
     """What the paper and others print for a row, by paper; empty where one has none."""
     elsewhere = {
         where: rows.get(benchmark, {}).get(str(memory), {}).get(method, {})
@@ -435,7 +421,11 @@ def _paper() -> dict[str, Any]:
 
 def compared_head(result: Result) -> str:
     """The head nearest to the paper's protocol; chosen by name, never by accuracy."""
-    heads = list(result["class_il"])
+    return next((head for head in PAPER_HEADS if head in result.class_il), result.main_head)
+
+
+def _compared_head(run: Run) -> str:
+    heads = list(run["class_il"])
     return next((head for head in PAPER_HEADS if head in heads), heads[-1])
 
 

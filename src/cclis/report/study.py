@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from cclis.errors import InputError
-from cclis.functional.metrics import SCENARIOS
 from cclis.report.compare import (
     COLUMNS,
     PAIRS,
@@ -25,8 +24,9 @@ from cclis.report.compare import (
 from cclis.report.drawing import Line, Map, line_figure, map_figure
 from cclis.report.figures import flattened
 from cclis.report.page import environment
-from cclis.report.paper import Result, Table, compared_head, spread
+from cclis.report.paper import Table, compared_head, spread
 from cclis.runs.directory import Run
+from cclis.runs.records import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,17 +69,16 @@ class Row:
         """The head that is compared with the paper."""
         return compared_head(next(iter(self.runs.values()))) if self.runs else "–"
 
-    def entry(self, *heads: str) -> Entry:
-        """The row as a comparison has it, under its variant's name; judged by these heads alone."""
-        runs: list[Result] = []
-        for run in self.runs.values():
-            kept = {s: {h: run[s][h] for h in heads or run[s]} for s in SCENARIOS}
-            runs.append({**run, **kept})
+    def entry(self, *, compared: bool = False) -> Entry:
+        """The row as a comparison has it, under its variant's name; with all heads, or `head`."""
+        runs = list(self.runs.values())
+        if compared:
+            runs = [run.with_head(self.head) for run in runs]
         return Entry(self.benchmark, self.memory, self.variant, "", runs)
 
     def measured(self, scenario: str, key: str) -> list[float]:
         """The number of every run that ended."""
-        return [run[scenario][self.head][key] for run in self.runs.values()]
+        return [run.number(scenario, self.head, key) for run in self.runs.values()]
 
     def published(self, scenario: str, key: str) -> Sequence[float] | None:
         """The paper's mean and standard deviation, or None."""
@@ -166,7 +165,7 @@ def run_map(title: str, result: Result, analysis: Mapping[str, Tensor]) -> Map:
     for kind, places in flattened(analysis).items():
         labels = analysis.get(f"{kind}.labels")  # prototypes are in the order of the classes
         points[kind] = places, [*range(len(places))] if labels is None else labels.tolist()
-    return Map(title, [str(name) for name in result["class_names"]], points)
+    return Map(title, result.class_names, points)
 
 
 def study_page(
@@ -199,7 +198,7 @@ def study_page(
         figure=None if text is None else Markup(text[text.index("<svg") :]),
         table=study_table(rows, scores),
         all_heads=[COLUMNS, *accuracy_table([row.entry() for row in ended])],
-        pairs=[PAIRS, *paired_table([row.entry(row.head) for row in ended])],
+        pairs=[PAIRS, *paired_table([row.entry(compared=True) for row in ended])],
         rows=rows,
     )
 

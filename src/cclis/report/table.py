@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-SCENARIOS = {
-    "class_il": "Class-IL (all classes compete)",
-    "task_il": "Task-IL (the task is known)",
-}
+from cclis.runs.records import SCENARIOS, RunScores
+
+MEANINGS = {"class_il": "all classes compete", "task_il": "the task is known"}
 
 
-def main_head(result: Mapping[str, Any]) -> str:
-    """The method's own head, named last; never the one that tested best."""
-    return str(list(result["class_il"])[-1])
-
-
-def result_tables(result: Mapping[str, Any]) -> RenderableType:
+def result_tables(result: RunScores) -> RenderableType:
     """The accuracy matrices of the main head, then the averages of all."""
-    head = main_head(result)
+    head = result.main_head
     matrices = [
-        _matrix_table(f"{title}, head {head}", result[scenario][head]["matrix"])
-        for scenario, title in SCENARIOS.items()
+        _matrix_table(
+            f"{name} ({MEANINGS[scenario]}), head {head}", result.scores(scenario)[head].matrix
+        )
+        for scenario, name in SCENARIOS.items()
     ]
     return Group(*matrices, _averages_table(result))
 
@@ -48,14 +43,14 @@ def _cell(value: float | None) -> Text:
     return Text(f"{value:.1f}", style=style)
 
 
-def _averages_table(result: Mapping[str, Any]) -> Table:
+def _averages_table(result: RunScores) -> Table:
     table = Table(title="After the last task", title_justify="left", title_style="bold")
     table.add_column("head")
     for name in ("Class-IL", "forgets", "transfer", "Task-IL", "forgets", "transfer"):
         table.add_column(name, justify="right")
-    for head in result["class_il"]:
+    for head in result.class_il:
         numbers = [
-            f"{result[scenario][head][key]:z.1f}"
+            f"{result.number(scenario, head, key):z.1f}"
             for scenario in SCENARIOS
             for key in ("accuracy", "forgetting", "backward_transfer")
         ]

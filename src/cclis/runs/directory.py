@@ -13,26 +13,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
 from torch import Tensor
 
 from cclis.errors import InputError
-from cclis.evaluation.accuracy import Accuracies
 from cclis.files import read_json, read_tensors, write_atomically, write_json, write_tensors
-from cclis.functional.metrics import (
-    SCENARIOS,
-    average_accuracy,
-    average_forgetting,
-    backward_transfer,
-)
 from cclis.methods.registry import recorded_config, slug
 from cclis.runs.checkpoints import Checkpoints
+from cclis.runs.records import Record, Result, record_from_json
 from cclis.settings import Config, read_yaml
 
 
@@ -105,20 +98,18 @@ class Run:
             ) from None
 
     @property
-    def result(self) -> dict[str, Any]:
+    def result(self) -> Result:
         """What came out."""
         if not self.ended:
             raise InputError(f"{self.path} has no result.json: the run did not end")
-        result: dict[str, Any] = read_json(self.path / "result.json")
-        if not isinstance(result, dict) or not {"class_il", "task_il", "seconds"} <= result.keys():
-            raise InputError(f"{self.path / 'result.json'} is not the result of a run")
-        return result
+        path = self.path / "result.json"
+        return Result.from_json(read_json(path), path)
 
-    def log(self, record: Mapping[str, Any]) -> None:
+    def log(self, record: Record) -> None:
         """Append a line to metrics.jsonl."""
         try:
             with self._log.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
+                file.write(json.dumps(record.to_json()) + "\n")
         except OSError as error:
             raise InputError(f"cannot write {self._log}: {error.strerror}") from None
 
@@ -148,15 +139,19 @@ class Run:
                 path.unlink(missing_ok=True)
 
     @property
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[Record]:
         """What was logged; a last line that was not written to its end is left out."""
         if not self.logged:
             return []
-        lines = self._log.read_text(encoding="utf-8").split("\n")
         try:
-            return [json.loads(line) for line in lines[:-1]]
-        except ValueError as error:
+            text = self._log.read_text(encoding="utf-8")
+            lines = [json.loads(line) for line in text.split("\n")[:-1]]
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{self._log} holds a line that is not JSON: {error}") from None
+        return [
+            record_from_json(line, f"{self._log}, line {number},")
+            for number, line in enumerate(lines, start=1)
+        ]
 
     def save_analysis(self, tensors: dict[str, Tensor]) -> None:
         """Write what the report shows beside the numbers."""
@@ -171,41 +166,13 @@ class Run:
     def _analysis(self) -> Path:
         return self.path / "analysis.safetensors"
 
-    def save_result(self, result: Mapping[str, Any]) -> None:
+    def save_result(self, result: Result) -> None:
         """Write what came out."""
-        write_json(self.path / "result.json", result)
+        write_json(self.path / "result.json", result.to_json())
 
     @property
     def _log(self) -> Path:
         return self.path / "metrics.jsonl"
-
-
-def summarise(rows: Sequence[Mapping[str, Accuracies]]) -> dict[str, Any]:
-    """Accuracy matrices and their averages, from the evaluation after each task.
-
-    Args:
-        rows: For every task, the accuracies of each head on the tasks so far.
-
-    Returns:
-        {"class_il": {HEAD: {"matrix", "accuracy", "forgetting", "backward_transfer"}},
-        "task_il": ...}; a matrix has None where a task had not been seen yet.
-    """
-    return {
-        scenario: {
-            head: _summary([getattr(row[head], scenario) for row in rows]) for head in rows[0]
-        }
-        for scenario in SCENARIOS
-    }
-
-
-def _summary(rows: Sequence[Sequence[float]]) -> dict[str, Any]:
-    matrix = [[*row, *[None] * (len(rows) - len(row))] for row in rows]
-    return {
-        "matrix": matrix,
-        "accuracy": average_accuracy(matrix),
-        "forgetting": average_forgetting(matrix),
-        "backward_transfer": backward_transfer(matrix),
-    }
 
 
 def _name(config: Config) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from cclis.errors import InputError
+from cclis.runs.records import SCENARIOS, Evaluation, Record
 
 SECONDS_UNTIL_WRITTEN = 10
 
@@ -25,15 +26,15 @@ def require_tensorboard() -> type[Any]:
     return kind
 
 
-class Events:
-    """Event files that hold what metrics.jsonl holds; its global step counts epochs of all tasks.
+class TensorBoard:
+    """Event files that hold what metrics.jsonl holds; the global step counts epochs of all tasks.
 
     Args:
         folder: Where they lie. What lies there is written anew, so that nothing is there twice.
         records: The lines of metrics.jsonl so far.
     """
 
-    def __init__(self, folder: Path, records: Iterable[Mapping[str, Any]]):
+    def __init__(self, folder: Path, records: Iterable[Record]):
         shutil.rmtree(folder, ignore_errors=True)
         writer = require_tensorboard()
         self._writer = writer(str(folder), flush_secs=SECONDS_UNTIL_WRITTEN)
@@ -41,20 +42,21 @@ class Events:
         for record in records:
             self.add(record)
 
-    def add(self, record: Mapping[str, Any]) -> None:
+    def add(self, record: Record) -> None:
         """Write what one line of metrics.jsonl says."""
-        if "evaluation" in record:
-            for head, found in record["evaluation"].items():
-                for scenario, accuracies in found.items():
-                    self._add(f"{scenario}/{head}", statistics.fmean(accuracies))
+        if isinstance(record, Evaluation):
+            for head, accuracies in record.accuracies.items():
+                for scenario in SCENARIOS:
+                    mean = statistics.fmean(getattr(accuracies, scenario))
+                    self._add(f"{scenario}/{head}", mean)
             self._writer.flush()
             return
         self._epochs += 1
-        self._add("loss", record["loss"])
-        for term, value in record["losses"].items():
+        self._add("loss", record.loss)
+        for term, value in record.losses.items():
             self._add(f"losses/{term}", value)
-        for name in ("learning_rate", "images_per_second"):
-            self._add(name, record[name])
+        self._add("learning_rate", record.learning_rate)
+        self._add("images_per_second", record.images_per_second)
 
     def _add(self, name: str, value: float) -> None:
         self._writer.add_scalar(name, value, self._epochs)

@@ -60,6 +60,12 @@ def recipe_settings(name: str | None) -> dict[str, Any]:
     return {**named, **common, **(recipe["memory"][memory] or {})}
 
 
+def recipe_memory(name: str) -> int:
+    """The memory that a recipe was made for."""
+    memory: int = recipe_settings(name)["memory"]
+    return memory
+
+
 @cache
 def _recipes(method: str) -> dict[str, Any]:
     # Only plain names: a method from elsewhere, `module:Class`, has no recipe here.

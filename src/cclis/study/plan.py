@@ -15,7 +15,7 @@ from typing import Any
 from cclis.errors import InputError
 from cclis.methods.registry import keeps_samples, make_config, slug
 from cclis.report.compare import read_runs
-from cclis.report.paper import Result, variation
+from cclis.runs.records import Result, changed_settings, in_words
 from cclis.settings import Config, merge, names_of, recipe_for, recipe_settings
 from cclis.study.catalogue import Scale, Study, Variant
 
@@ -95,7 +95,7 @@ def plan(
         if benchmark in variant.not_on or again:
             continue
         full = _full(variant, benchmark, memory if keeps else 0, stream or {})
-        changed = variation({**full.to_dict(), "config": full.to_dict()})
+        changed = in_words(changed_settings(full.to_dict()))
         words = [
             benchmark,
             slug(variant.method),

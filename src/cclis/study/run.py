@@ -238,7 +238,7 @@ def _refuse_other_benchmarks(
 
 def _refuse_bad_data(runs: Sequence[Planned], progress: Progress) -> None:
     """What is wrong with a benchmark, or with its tasks, is said before any run."""
-    from cclis.experiment.loop import benchmark_of
+    from cclis.experiment.stages import benchmark_of
 
     for run in {run.config.benchmark: run for run in runs}.values():
         benchmark_of(run.config, progress)

@@ -18,8 +18,9 @@ from multiprocessing.process import BaseProcess
 from cclis.errors import InputError
 from cclis.experiment.interruption import STOPPED, Interrupted, Interruption
 from cclis.progress import Progress
-from cclis.report.paper import Result, compared_head
+from cclis.report.paper import compared_head
 from cclis.runs.directory import Run
+from cclis.runs.records import Result
 from cclis.study.plan import Planned
 
 LOOK_AGAIN_SECONDS = 0.5
@@ -157,7 +158,8 @@ def _has_first_task(run: Planned) -> bool:
 def _failure(run: Planned, exit_code: int | None, told: Connection) -> str | None:
     """Why a run failed, in a line; None if it did not."""
     try:
-        return None if run.result else "no result"
+        _ = run.result
+        return None
     except InputError as error:
         reason = str(error)
     if exit_code == STOPPED:
@@ -173,7 +175,7 @@ def _failure(run: Planned, exit_code: int | None, told: Connection) -> str | Non
 
 def _accuracy(result: Result) -> str:
     head = compared_head(result)
-    return f"Class-IL {result['class_il'][head]['accuracy']:.1f} % ({head})"
+    return f"Class-IL {result.class_il[head].accuracy:.1f} % ({head})"
 
 
 def default_jobs(device: str) -> int:

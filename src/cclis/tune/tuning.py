@@ -23,32 +23,27 @@ import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import optuna
 import yaml
 from filelock import FileLock, Timeout
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
 
 from cclis.errors import InputError
 from cclis.experiment.interruption import Interrupted, Interruption
-from cclis.experiment.loop import (
-    benchmark_of,
-    resume,
-    train,
-)
+from cclis.experiment.loop import resuming, training
+from cclis.experiment.stages import benchmark_of
 from cclis.files import write_atomically
 from cclis.methods import make_config, recorded
 from cclis.progress import QUIET, Progress
-from cclis.runs.directory import Run
+from cclis.runs import Run
+from cclis.runs.records import Evaluation
 from cclis.settings import Config, TuneOptions, merge, names_of, refuse_differences
 from cclis.tune.space import Space, points, space_of, suggest
-
-try:
-    import optuna
-    from optuna.trial import FrozenTrial, TrialState
-    from sqlalchemy.exc import SQLAlchemyError
-except ImportError:
-    raise InputError("tuning needs Optuna: pip install 'cclis[tune]'") from None
 
 TPE_TRIALS = 50
 TRIALS_BEFORE_PRUNING = 5
@@ -258,30 +253,36 @@ class _Tuning:
         for seed in range(self._options.seeds):
             stop.check()
 
-            def judge(task: int, accuracy: float) -> None:
-                # Steps beyond any number of tasks, so that each seed has its own.
-                step = seed * 1000 + task  # noqa: B023
-                trial.report(accuracy, step)
-                if not self._grid and task and lags(self._study, accuracy, step):
-                    raise optuna.TrialPruned
-
             folder = self._folder / "runs" / _digest(trial.params) / f"seed{seed}"
             settings = merge(self._config.to_dict(), trial.params, {"output": str(folder)})
             settings |= {"seed": self._config.seed + seed, "map_samples": 0}
             config = make_config(settings.pop("method"), settings)
             within = self._progress.within()
+            if (folder / "config.yaml").exists():
+                work = resuming(Run.open(folder), config, within)
+            else:
+                work = training(config, within)
             try:
-                if (folder / "config.yaml").exists():
-                    run = resume(Run.open(folder), config, within, judge)
-                else:
-                    run = train(config, within, judge)
+                with work as (run, records):
+                    for record in chain(run.records, records):
+                        if isinstance(record, Evaluation):
+                            self._prune(trial, record, seed)
             except (optuna.TrialPruned, InputError):
                 shutil.rmtree(folder / "checkpoints", ignore_errors=True)
                 raise
-            # Nobody goes on from there, and a grid of them would fill the disk.
+            # Nobody resumes from there, and a grid of them would fill the disk.
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-            found.append(float(run.result["class_il"][main_head_of(config.method)]["accuracy"]))
+            result = run.result
+            found.append(result.class_il[result.main_head].accuracy)
         return found
+
+    def _prune(self, trial: optuna.Trial, evaluation: Evaluation, seed: int) -> None:
+        """Stop a trial that lags behind the others after a task."""
+        # Steps beyond any number of tasks, so that each seed has its own.
+        step = seed * 1000 + evaluation.task
+        trial.report(evaluation.accuracy, step)
+        if not self._grid and evaluation.task and lags(self._study, evaluation.accuracy, step):
+            raise optuna.TrialPruned
 
     def _write(self) -> list[Trial]:
         with self._alone():
