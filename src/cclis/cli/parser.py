@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Collection, Sequence
-from typing import Any, NoReturn, get_args, get_origin
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 from jsonargparse import ArgumentParser
 from rich.console import Console
 
 from cclis.errors import InputError, did_you_mean
-from cclis.settings import Config, names_of
+from cclis.settings import Config, Options, info_of, names_of
 
 
 class Parser(ArgumentParser):
@@ -33,6 +34,19 @@ class Parser(ArgumentParser):
             message += f".{self.hint(flag[1])} `{self.prog} --help` lists all flags"
         raise InputError(message) from None
 
+    def add_group(self, group: type[Options], defaults: Mapping[str, Any] = {}) -> None:
+        """Add the flags of a group of settings."""
+        hints = get_type_hints(group)
+        title = str(group.__doc__).partition("\n")[0].removesuffix(".")
+        shown = self.add_argument_group(title)
+        for name in inspect.get_annotations(group):
+            shown.add_argument(
+                f"--{name}",
+                type=hints[name],
+                default=defaults.get(name, getattr(group, name)),
+                help=info_of(group, name).doc.replace("%", "%%"),
+            )
+
     def hint(self, flag: str) -> str:
         """What to say of a flag that does not exist."""
         known = {
@@ -46,19 +60,17 @@ class Parser(ArgumentParser):
         return did_you_mean(flag, known, prefix="--")
 
 
-def normalise(
-    arguments: Sequence[str], switches: Collection[str] = (), lists: Collection[str] = ()
-) -> list[str]:
+def normalise(arguments: Sequence[str], hints: Mapping[str, Any] | None = None) -> list[str]:
     """Arguments as the parser wants them, from what people write.
 
-    `--image-size 8` is `--image_size 8`, a switch alone is `--switch true`, and several values
+    `--image-size 8` is `--image_size 8`, a switch alone is `--switch true`, and the values of
     `--heads means linear` are one list.
 
     Args:
         arguments: What was typed.
-        switches: The settings that are true or false.
-        lists: The settings that take lists.
+        hints: The types of the settings, by name.
     """
+    hints = hints or {}
     plain, rest = list[str](), list(arguments)
     while rest:
         argument = rest.pop(0)
@@ -68,24 +80,31 @@ def normalise(
             plain.append(argument)
             continue
         flag, equals, value = argument.partition("=")
-        flag = flag.replace("-", "_").replace("__", "--", 1)
-        values = []
-        while not equals and rest and not rest[0].startswith("--") and flag[2:] in lists:
-            values.append(rest.pop(0))
+        flag = f"--{flag[2:].replace('-', '_')}"
         plain.append(f"{flag}{equals}{value}")
-        if len(values) > 1:
-            values = [f"[{','.join(values)}]"]
-        elif values and flag == "--heads" and not values[0].startswith("["):
-            values = [f"[{values[0]}]"]
-        plain += values
-        if flag[2:] in switches and not equals and (not rest or rest[0].startswith("--")):
+        hint = hints.get(flag[2:])
+        if equals or hint is None:
+            continue
+        values = list[str]()
+        while rest and not rest[0].startswith("--") and (not values or _is(hint, list)):
+            values.append(rest.pop(0))
+        if not values and _is(hint, bool):
             plain.append("true")
+        elif len(values) > 1 or (values and _only_lists(hint) and not values[0].startswith("[")):
+            plain.append(f"[{','.join(values)}]")
+        else:
+            plain += values
     return plain
 
 
-def takes(hint: Any, kind: type) -> bool:
+def _is(hint: Any, kind: type) -> bool:
     """Whether a type is of a kind, or a union with it."""
     return any((get_origin(part) or part) is kind for part in (hint, *get_args(hint)))
+
+
+def _only_lists(hint: Any) -> bool:
+    parts = [part for part in get_args(hint) if part is not type(None)]
+    return bool(parts) and all(get_origin(part) is list for part in parts)
 
 
 def console() -> Console:

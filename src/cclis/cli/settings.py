@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from cclis.cli.parser import Parser, normalise, takes
+from cclis.cli.parser import Parser, normalise
 from cclis.errors import InputError
 from cclis.methods import get, make_config
 from cclis.methods.registry import methods_with, setting_of, unknown_setting
@@ -25,7 +25,6 @@ from cclis.settings import (
     StreamOptions,
     TrainingOptions,
     check_value,
-    info_of,
     merge,
     names_of,
     read_yaml_lines,
@@ -72,19 +71,6 @@ class SettingsParser(Parser):
         for group in _groups(kind):
             self.add_group(group, defaults)
 
-    def add_group(self, group: type[Options], defaults: Mapping[str, Any]) -> None:
-        """Add the flags of a group of settings."""
-        hints = get_type_hints(group)
-        title = str(group.__doc__).partition("\n")[0].removesuffix(".")
-        shown = self.add_argument_group(title)
-        for name in inspect.get_annotations(group):
-            shown.add_argument(
-                f"--{name}",
-                type=hints[name],
-                default=defaults.get(name, getattr(group, name)),
-                help=info_of(group, name).doc.replace("%", "%%"),
-            )
-
     def hint(self, flag: str) -> str:
         """What to say of a flag that does not exist, or that other methods have."""
         others = methods_with(flag)
@@ -124,7 +110,7 @@ def read(
     defaults = merge(_defaults(kind), recipe_settings(recipe), file, overrides or {}, named)
     parser = SettingsParser(method, defaults, prog=f"cclis {command}", description=description)
     if options is not None:
-        parser.add_group(options, {})
+        parser.add_group(options)
     flags, others = parse(parser, arguments, kind)
     settings = merge(recipe_settings(recipe), file, overrides or {}, flags, named)
     config = make_config(method, {k: v for k, v in settings.items() if k != "method"})
@@ -138,9 +124,7 @@ def parse(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings that are given as flags, and all options that are no settings."""
     hints = get_type_hints(kind)
-    switches = {name for name, hint in hints.items() if takes(hint, bool)}
-    lists = {name for name, hint in hints.items() if takes(hint, list)}
-    plain = normalise(arguments, switches, lists)
+    plain = normalise(arguments, hints)
     # Not by the parser, which has a meaning of its own for this name.
     printed = "--print_config" in plain
     values = vars(parser.parse_args([part for part in plain if part != "--print_config"]))

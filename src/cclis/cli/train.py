@@ -50,7 +50,7 @@ def _resume(arguments: Sequence[str], asked: dict[str, Any]) -> None:
     if asked.get("method", used.method) != used.method:
         raise InputError(f"cannot resume: the run used method {used.method}, not {asked['method']}")
     parser = SettingsParser(used.method, used.to_dict(), prog="cclis train", description=ABOUT)
-    parser.add_group(TrainOptions, {})
+    parser.add_group(TrainOptions)
     flags, options = parse(parser, arguments, type(used))
     config = make_config(used.method, {**used.to_dict(), **flags, "method": used.method})
     if options["print_config"]:

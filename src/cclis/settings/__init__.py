@@ -16,6 +16,7 @@ from cclis.settings.groups import (
     RunOptions,
     StreamOptions,
     StreamReplayOptions,
+    StudyOptions,
     TrainingOptions,
     TuneOptions,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "RunOptions",
     "StreamOptions",
     "StreamReplayOptions",
+    "StudyOptions",
     "TrainingOptions",
     "TuneOptions",
     "check_value",

@@ -83,6 +83,13 @@ def setting(default: Any, doc: str, **info: Any) -> Any:
     return dataclasses.field(default=default, metadata={"setting": Info(doc, **info)})
 
 
+def shared(group: type[Any], name: str) -> Any:
+    """A field that another group has too: the same default, documentation, bounds and role."""
+    return dataclasses.field(
+        default=getattr(group, name), metadata={"setting": info_of(group, name)}
+    )
+
+
 def info_of(kind: type[Any], name: str) -> Info:
     """What is known of a setting, also where a subclass has only given it another default."""
     for base in kind.__mro__:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cclis.errors import InputError
-from cclis.settings.fields import Options, names_of, plain, setting
+from cclis.settings.fields import Options, names_of, plain, setting, shared
 
 Precision = Literal["auto", "bf16", "tf32", "fp32"]
 Encoder = Literal["auto", "conv", "resnet18", "resnet34", "resnet50"]
@@ -347,6 +347,47 @@ class TuneOptions(Options):
         "Database URL of the study [default: SQLite, study.db in the output folder]. Workers share "
         "the output folder too: there they see which points are taken, and by whom.",
     )
+
+
+@dataclass(frozen=True)
+class StudyOptions(Options):
+    """What `cclis study` runs."""
+
+    benchmark: list[str] | None = setting(
+        None,
+        "One or several benchmarks [default: those of the paper; split-digits at the scale smoke].",
+    )
+    method: list[str] | None = setting(
+        None, "These methods alone, in this order [default: all of the study's]."
+    )
+    memory: list[int] | None = setting(
+        None,
+        "Numbers of samples that may be kept, one or several [default: those of the paper].",
+        minimum=0,
+    )
+    seeds: list[int] | None = setting(
+        None, "A run of everything for each [default: 0 1 2; 0 at the scale smoke].", minimum=0
+    )
+    scale: Literal["paper", "short", "smoke"] = setting(
+        "paper",
+        "paper takes the recipes as they are, short cuts their epochs to 50 and 20 (10 for methods "
+        "with a classifier), smoke shows in seconds that everything runs.",
+    )
+    output: str | None = setting(
+        None,
+        "Folder for pages and runs, shared by the studies of a scale [default: studies/SCALE].",
+    )
+    jobs: int | None = setting(
+        None,
+        "Runs at once, which share the card or the cores [default: 1 on a GPU, otherwise one a "
+        "core].",
+        minimum=1,
+    )
+    dry_run: bool = setting(False, "List the runs, and stop.")
+    data: str | None = shared(StreamOptions, "data")
+    tasks: int | list[int] | None = shared(StreamOptions, "tasks")
+    image_size: int | None = shared(StreamOptions, "image_size")
+    device: str = shared(RunOptions, "device")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from cclis.errors import InputError, unknown
 from cclis.files import write_atomically
+from cclis.methods import get
 from cclis.progress import QUIET, Progress
 from cclis.report.compare import comma_separated, latex
 from cclis.report.drawing import picture
@@ -27,69 +28,39 @@ from cclis.report.study import (
     study_table,
 )
 from cclis.runs.directory import Run
-from cclis.settings import RunOptions, names_of, refuse_differences
+from cclis.settings import RunOptions, StudyOptions, names_of, refuse_differences
 from cclis.study.catalogue import AXES, SCALES, STUDIES, Study
 from cclis.study.plan import Planned, of_own_data, plan
 from cclis.study.running import default_jobs, run_all
 
-__all__ = ["SCALES", "STUDIES", "Planned", "plan", "rows_of", "run_study"]
-
 
 def run_study(
-    name: str,
-    *,
-    benchmarks: Sequence[str] | None = None,
-    methods: Sequence[str] | None = None,
-    memories: Sequence[int] | None = None,
-    seeds: Sequence[int] | None = None,
-    scale: str = "paper",
-    output: str | None = None,
-    data: str | None = None,
-    tasks: int | list[int] | None = None,
-    image_size: int | None = None,
-    device: str = "auto",
-    jobs: int | None = None,
-    dry_run: bool = False,
-    progress: Progress = QUIET,
+    name: str, options: StudyOptions, progress: Progress = QUIET
 ) -> tuple[list[Path], dict[str, str]]:
     """Run what a study needs and is not there yet, and write its page and tables.
 
     Args:
         name: A key of `STUDIES`.
-        benchmarks: What to learn [default: what the paper does, or the scale's own].
-        methods: Whose rows to take, in which order [default: all of the study's].
-        memories: How many samples may be kept [default: as in the paper].
-        seeds: A run of everything for each [default: the scale's own].
-        scale: A key of `SCALES`.
-        output: Folder for the runs and pages of all studies of this scale [default:
-            studies/SCALE].
-        data: Where the datasets lie, or one's own data.
-        tasks: Number of tasks, or how many classes each has [default: as the benchmark has it].
-        image_size: Side that images of an image folder are resized to.
-        device: Where to compute.
-        jobs: How many runs at once [default: 1 on a GPU, otherwise one a core].
-        dry_run: Only say what would be run.
-        progress: Where to show what goes on.
+        options: Which rows, how large, where.
+        progress: Where to show progress.
 
     Returns:
         The files written, and by the names of the runs that failed, why.
     """
     if name not in STUDIES:
         raise unknown("study", name, STUDIES)
-    if scale not in SCALES:
-        raise unknown("scale", scale, SCALES)
-    study, size = _narrowed(name, methods, memories), SCALES[scale]
-    if benchmarks is None:
-        benchmarks = (size.benchmark,) if size.benchmark else study.benchmarks
-    seeds = size.seeds if seeds is None else seeds
-    if jobs is not None and jobs < 1:
-        raise InputError(f"jobs must be at least 1, not {jobs}")
+    for method in options.method or ():
+        if ":" in method:
+            get(method)  # one from elsewhere is imported because a person names it
+    study, size = _narrowed(name, options.method, options.memory), SCALES[options.scale]
+    benchmarks: Sequence[str] = (size.benchmark,) if size.benchmark else study.benchmarks
+    benchmarks = benchmarks if options.benchmark is None else options.benchmark
+    seeds = size.seeds if options.seeds is None else options.seeds
     for what, values in (("benchmark", benchmarks), ("seed", seeds)):
         _refuse_repeated(what, values)
-    _refuse_other_benchmarks(benchmarks, data, here=not dry_run)
-    data = str(Path(data).absolute()) if data else None
-    _check_device(device)
-    folder = Path(output or f"studies/{scale}")
+    _refuse_other_benchmarks(benchmarks, options.data, here=not options.dry_run)
+    _check_device(options.device)
+    folder = Path(options.output or f"studies/{options.scale}")
     _refuse_foreign(folder)
     planned = plan(
         study,
@@ -97,15 +68,15 @@ def run_study(
         seeds=seeds,
         scale=size,
         folder=folder,
-        data=data,
-        stream={"tasks": tasks, "image_size": image_size},
-        device=device,
+        data=str(Path(options.data).absolute()) if options.data else None,
+        stream={"tasks": options.tasks, "image_size": options.image_size},
+        device=options.device,
     )
     for run in planned:
         _refuse_other_settings(run)
     todo = [run for run in planned if not run.finished]
     progress.say(f"{study.place}: {len(planned)} runs, {len(planned) - len(todo)} of them finished")
-    if dry_run:
+    if options.dry_run:
         for run in planned:
             state = "finished" if run not in todo else "interrupted" if run.begun else "new"
             progress.say(f"{state:12} {run.name}")
@@ -115,7 +86,8 @@ def run_study(
         (folder / "runs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot make {folder / 'runs'}: {error.strerror}") from None
-    failed = run_all(todo, planned, jobs or default_jobs(device), progress)
+    jobs = options.jobs or default_jobs(options.device)
+    failed = run_all(todo, planned, jobs, progress)
     found = rows_of(name, planned, failed)
     return _write(name, found, f"{size.about} Seeds {', '.join(map(str, seeds))}.", folder), failed
 
