@@ -40,7 +40,8 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 results: $(READY)
-	$(BIN)/python -m cclis.report.paper results README.md docs/results.md docs/reliability.md
+	$(BIN)/python tools/house.py docs/house.svg
+	$(BIN)/python -m tools.tables results README.md docs/results.md docs/reliability.md
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

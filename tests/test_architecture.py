@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
 import subprocess
 import sys
@@ -65,6 +66,26 @@ def test_imports_point_one_way(path: Path) -> None:
 
 def test_every_module_has_a_layer() -> None:
     assert {layer(path) for path in modules()} == set(LEVEL)
+
+
+def test_the_top_level_holds_the_rooms_and_little_else() -> None:
+    modules = {path.stem for path in SOURCE.glob("*.py")}
+    assert modules == {"__init__", "__main__", "learner", "memory", "errors", "files", "progress"}
+
+
+def test_no_file_is_long() -> None:
+    for path in modules():
+        assert len(path.read_text().splitlines()) <= 450, path
+
+
+def test_the_picture_of_the_house_is_that_of_the_imports() -> None:
+    root = SOURCE.parents[1]
+    spec = importlib.util.spec_from_file_location("house", root / "tools" / "house.py")
+    assert spec is not None
+    assert spec.loader is not None
+    house = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(house)
+    assert (root / "docs" / "house.svg").read_text() == house.drawing(house.imports())
 
 
 def test_help_answers_without_torch() -> None:

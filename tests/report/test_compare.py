@@ -13,20 +13,10 @@ from scipy.stats import ttest_rel
 
 from cclis.cli import main
 from cclis.errors import InputError
-from cclis.report.compare import (
-    COLUMNS,
-    accuracy_table,
-    comma_separated,
-    comparison,
-    comparison_page,
-    curves,
-    entries,
-    latex,
-    markdown,
-    paired_table,
-    read_runs,
-)
+from cclis.report.compare import COLUMNS, accuracy_table, comparison, curves, paired_table
 from cclis.report.drawing import picture
+from cclis.report.entries import entries, read_runs
+from cclis.report.formats import comma_separated, latex, markdown
 from cclis.runs.records import Result
 from tests.report.pages import Page
 
@@ -110,26 +100,36 @@ def test_tables_survive_their_formats() -> None:
     assert r"\textbackslash{}x\textasciicircum{}2 $\lambda$" in latex(["\\x^2 λ"], [])
 
 
+def page_of(results: list[Result]) -> Page:
+    return Page(comparison(results)["comparison.html"].decode())
+
+
 def test_the_page_shows_names_as_text_and_needs_nothing_from_elsewhere() -> None:
-    hostile = replace(RESULTS[0], benchmark=HOSTILE, method="er")
-    page = Page(comparison_page(entries([*RESULTS, hostile])))
+    hostile = replace(RESULTS[0], benchmark=HOSTILE, method=HOSTILE)
+    page = page_of([*RESULTS, hostile])
     assert page.tags.count("script") == len(page.scripts) == 3
     assert HOSTILE in page.words
+    svg = picture(curves(entries([hostile])), "svg")
+    assert HOSTILE not in svg.decode()
+    assert HOSTILE in Page(svg.decode()).words  # in the legend
     assert "76.00 ± 1.00" in page.words
     assert page.addresses == ["data:,"]
 
 
 def test_the_page_draws_means_over_seeds() -> None:
-    figures = Page(comparison_page(entries(RESULTS))).figures
-    assert list(figures) == ["curves-0", "matrix-0"]
-    lines = {line["name"]: line for line in figures["curves-0"][0]["data"]}
+    figures = page_of(RESULTS).figures
+    assert list(figures) == ["matrix-0"]
     matrices = {f["choice"]["method-0"]: f["data"][0]["z"] for f in figures["matrix-0"]}
     found = [r.class_il["prototype"].matrix for r in RESULTS if _is_plain(r)]
     assert len(found) == 3
+    (axes,) = curves(entries(RESULTS)).axes
+    line, _, (bars,) = axes.containers[0]
     for t in range(len(found[0])):
         so_far = [statistics.mean(matrix[t][: t + 1]) for matrix in found]
-        assert lines["cclis"]["y"][t] == pytest.approx(statistics.mean(so_far))
-        assert lines["cclis"]["error_y"]["array"][t] == pytest.approx(statistics.stdev(so_far))
+        mean, deviation = statistics.mean(so_far), statistics.stdev(so_far)
+        assert line.get_ydata()[t] == pytest.approx(mean)
+        (_, low), (_, high) = bars.get_segments()[t]
+        assert (low, high) == pytest.approx((mean - deviation, mean + deviation))
         for k in range(t + 1):
             mean = statistics.mean(matrix[t][k] for matrix in found)
             assert matrices["cclis"][t][k] == pytest.approx(mean)
@@ -144,7 +144,11 @@ def test_figures_for_a_paper_are_the_same_every_time() -> None:
         first, second = (picture(curves(entries(RESULTS)), kind) for _ in range(2))
         assert first == second
         assert first.startswith(start)
-    assert b"cclis" in picture(curves(entries(RESULTS)), "svg")
+    files = comparison(RESULTS)
+    svg = files["seq-cifar10-memory-200.svg"].decode()
+    assert "cclis (selection random)" in svg
+    # The page shows the figure that can be saved.
+    assert svg[svg.index("<svg") :] in files["comparison.html"].decode()
 
 
 def test_other_data_of_the_same_name_is_another_entry() -> None:

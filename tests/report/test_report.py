@@ -13,10 +13,11 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from cclis.engine.records import Epoch
 from cclis.evaluation.accuracy import Accuracies
-from cclis.report.figures import flattened, losses
+from cclis.report.figures import losses
 from cclis.report.page import render
 from cclis.report.pictures import COLUMNS, sheet
 from cclis.report.table import result_tables
+from cclis.report.tsne import flattened
 from cclis.runs.records import Record, Result, Seconds, summarise
 from tests.report import made
 from tests.report.pages import Page

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
@@ -11,7 +10,7 @@ from jsonargparse import ArgumentParser
 from rich.console import Console
 
 from cclis.errors import InputError, did_you_mean
-from cclis.settings import Config, Options, info_of, names_of
+from cclis.settings import Config, Options, info_of, names_of, own_names
 
 
 class Parser(ArgumentParser):
@@ -39,7 +38,7 @@ class Parser(ArgumentParser):
         hints = get_type_hints(group)
         title = str(group.__doc__).partition("\n")[0].removesuffix(".")
         shown = self.add_argument_group(title)
-        for name in inspect.get_annotations(group):
+        for name in own_names(group):
             shown.add_argument(
                 f"--{name}",
                 type=hints[name],

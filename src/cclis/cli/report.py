@@ -31,7 +31,8 @@ def run(arguments: Sequence[str]) -> None:
     options = _parser().parse_args(normalise(arguments))
 
     from cclis.files import write_atomically
-    from cclis.report.compare import comparison, read_runs
+    from cclis.report.compare import comparison
+    from cclis.report.entries import read_runs
     from cclis.report.page import render
     from cclis.runs.directory import Run
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from cclis.settings import (
     check_value,
     merge,
     names_of,
+    own_names,
     read_yaml_lines,
     recipe_for,
     recipe_settings,
@@ -214,6 +214,6 @@ def _defaults(kind: type[Config]) -> dict[str, Any]:
 
 def _groups(kind: type[Config]) -> list[type[Options]]:
     """The groups of settings that a config joins."""
-    joined = [c for c in kind.__mro__ if issubclass(c, Options) and not issubclass(c, Config)]
-    own = [c for c in joined if c not in (*FIRST, *LAST) and inspect.get_annotations(c)]
+    joined = [c for c in kind.__mro__ if issubclass(c, Options) and own_names(c)]
+    own = [c for c in joined if c not in (*FIRST, *LAST)]
     return [*FIRST, *own, *(c for c in LAST if c in joined)]

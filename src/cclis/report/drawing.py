@@ -7,10 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLOURS = ("#0b7285", "#e8590c", "#7048e8", "#2b8a3e", "#d6336c", "#1c7ed6", "#b08900", "#868e96")
+COLOURS = (
+    *("#0b7285", "#e8590c", "#7048e8", "#2b8a3e", "#d6336c"),
+    *("#1c7ed6", "#b08900", "#868e96", "#12b886", "#f03e3e"),
+)
+"""Of lines: those of the figures on a run's own page."""
 PANEL, MARGIN = 4.4, 1.5
 """Inches: the side of a map, and what is left beside it for the legend."""
 MOST_NAMED = 20
@@ -135,6 +141,12 @@ def _colours(count: int) -> list[Any]:
 def _plain(name: str) -> str:
     """A name in which nothing is taken for a formula."""
     return name.replace("$", r"\$")
+
+
+def inline(svg: bytes) -> Markup:
+    """A figure of `picture` to stand in a page; what draws it has escaped its labels."""
+    text = svg.decode()
+    return Markup(text[text.index("<svg") :])
 
 
 def picture(figure: Figure, kind: str) -> bytes:

@@ -12,6 +12,7 @@ from torch import Tensor
 from cclis.engine.records import Epoch
 from cclis.functional.diagnostics import QUANTILES
 from cclis.functional.metrics import forgetting
+from cclis.report.tsne import flattened
 from cclis.runs.records import SCENARIOS, Evaluation, Record, Result
 
 Figure = dict[str, Any]
@@ -19,8 +20,6 @@ LEGIBLE = 25
 """Most rows or columns of a heat map whose cells have numbers in them."""
 MARKED = 25
 """Most epochs whose losses are marked on their line."""
-PERPLEXITY = 30.0
-TINY = 1e-4
 LONGEST_NAME = 24
 INVISIBLE = "\u200b"
 COLOURS = (
@@ -63,18 +62,6 @@ def accuracy_curves(result: Result) -> list[Figure]:
         y = {"title": "accuracy in %", "range": [0, 102]}
         figures.append(_figure(names, [*lines, mean], x=_tasks_axis("after task"), y=y))
     return figures
-
-
-def compared_curves(curves: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> Figure:
-    """Accuracy on all tasks so far by name, mean and standard deviation, as tasks are learned."""
-    lines = []
-    for name, points in curves:
-        means, deviations = zip(*points, strict=True)
-        line = _line(html.escape(name, quote=False), _tasks(means), means)
-        line["error_y"] = {"array": list(deviations), "visible": any(deviations), "thickness": 1}
-        lines.append(line)
-    axis = {"title": "accuracy in %", "range": [0, 102]}
-    return _figure({}, lines, x=_tasks_axis("after task"), y=axis)
 
 
 def forgetting_bars(result: Result) -> list[Figure]:
@@ -235,39 +222,6 @@ def embedding_map(result: Result, analysis: Mapping[str, Tensor]) -> list[Figure
     figure = _figure({}, traces, x=bare, y=bare, tall=True)
     figure["layout"]["legend"] = {"itemsizing": "constant"}
     return [figure]
-
-
-def flattened(analysis: Mapping[str, Tensor]) -> dict[str, list[list[float]]]:
-    """Where test samples, the memory's samples and prototypes lie in two dimensions, by kind.
-
-    The same for the same embeddings; empty where they are too few for a map, or all the same.
-    """
-    import torch
-    from sklearn.manifold import TSNE
-    from threadpoolctl import threadpool_limits
-
-    names = {"test": "test.embeddings", "memory": "memory.embeddings", "prototypes": "prototypes"}
-    parts = {kind: analysis[name].float() for kind, name in names.items() if name in analysis}
-    if not parts:
-        return {}
-    points = torch.cat(list(parts.values()))
-    # Of points that are all the same, t-SNE makes nothing, or crashes.
-    few, spread = len(points) < 4, float(points.std(dim=0).max())
-    if few or not bool(points.isfinite().all()) or spread < TINY:
-        return {}
-    if points.shape[1] == 1:
-        points = torch.nn.functional.pad(points, (0, 1))
-    perplexity = min(PERPLEXITY, (len(points) - 1) / 3)
-    tsne = TSNE(perplexity=perplexity, init="pca", random_state=0)
-    # With more threads the map may depend on how many there are, and runs that end at the same
-    # time are in each other's way: their threads wait for one another without sleeping.
-    with threadpool_limits(limits=1):
-        flat = tsne.fit_transform(points.numpy())
-    split = torch.split(torch.from_numpy(flat), [len(part) for part in parts.values()])
-    return {
-        kind: [[round(v, 2) for v in row] for row in part.tolist()]
-        for kind, part in zip(parts, split, strict=True)
-    }
 
 
 def _points(

@@ -1,422 +1,18 @@
-"""Tables of what was measured beside the paper's numbers, written from the summaries in a folder.
-
-    python -m cclis.report.paper results README.md docs/results.md
-
-replaces what stands between `<!-- NAME -->` and `<!-- /NAME -->` in each file, for the tables
-`results`, `summary`, `variations`, `sorted`, `order`, `lambda`, `gcr`, `gem`, `alone`, `heads`,
-`speed`, `compiling`, `methods`, `parts`, `sharing`, `mammoth` and `reliability`.
-"""
+"""The paper's numbers, and the head that is compared with them."""
 
 from __future__ import annotations
 
 import json
-import statistics
-import sys
-from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
-from cclis.errors import InputError
-from cclis.files import read_json, write_atomically
-from cclis.runs.records import SCENARIOS, Result, changed_settings, in_words
+from cclis.runs.records import SCENARIOS, Result
 
-Run = Mapping[str, Any]
-Table = list[list[str]]
-COLUMNS = [(scenario, key) for scenario in SCENARIOS for key in ("accuracy", "forgetting")]
-SCORES = ("Class-IL", "forgetting", "Task-IL", "forgetting")
-HEADS_IN_ORDER = ("linear_paper", "linear", "discriminant", "means", "prototype", "classifier")
-SPEEDS = (
-    *("images", "batch", "first task", "of the matrix rate"),
-    *("with teacher", "of the matrix rate", "memory"),
-)
-PAPER = "the paper"
+SCORES = [(scenario, key) for scenario in SCENARIOS for key in ("accuracy", "forgetting")]
+"""What the paper prints of a method, as (scenario, kind)."""
 PAPER_HEADS = ("classifier", "linear_paper", "linear")
-"""The heads that follow the paper's protocol, the nearer first; others are judged by their own."""
-
-
-def results_table(results: Sequence[Run]) -> str:
-    """A row for every benchmark, memory, method and head, after what was published."""
-    rows = []
-    for (benchmark, method, memory), runs in _rows([run for run in results if not variation(run)]):
-        published = published_rows(benchmark, memory, method)
-        rows += [[benchmark, str(memory), method, *row] for row in _by_head(published, runs)]
-    return markdown(("benchmark", "memory", "method", "head", *SCORES, "runs"), rows)
-
-
-def summary_table(results: Sequence[Run]) -> str:
-    """Class-IL accuracy alone: a row for every benchmark, memory and method, a column a head.
-
-    Where a head has fewer runs than there are, their number stands behind.
-    """
-    groups = _rows([run for run in results if not variation(run)])
-    found = {head for _, runs in groups for run in runs for head in run["class_il"]}
-    heads = sorted(found, key=_place_of_head)
-    rows = []
-    for (benchmark, method, memory), runs in groups:
-        published = paper_row(benchmark, memory, method)
-        cells = [_published(published["class_il"]["accuracy"]) if published else "–"]
-        for head in heads:
-            values = [r["class_il"][head]["accuracy"] for r in runs if head in r["class_il"]]
-            fewer = f" ({len(values)})" if len(values) < len(runs) else ""
-            cells.append(spread(values) + fewer if values else "–")
-        rows.append([benchmark, str(memory), method, *cells, str(len(runs))])
-    return markdown(("benchmark", "memory", "method", f"*{PAPER}*", *heads, "runs"), rows)
-
-
-def variations_table(results: Sequence[Run]) -> str:
-    """The same for runs whose settings differ from their recipe's."""
-    varied: dict[tuple[str, str], list[Run]] = {}
-    for result in results:
-        if what := variation(result):
-            varied.setdefault((result["method"], what), []).append(result)
-    rows = []
-    for (method, what), same in sorted(varied.items()):
-        for (benchmark, _, memory), runs in _rows(same):
-            published = {PAPER: paper_row(benchmark, memory, method, what)}
-            first = [benchmark, str(memory), method, what]
-            rows += [[*first, *row] for row in _by_head(published, runs)]
-    header = ("benchmark", "memory", "method", "changed", "head", *SCORES, "runs")
-    return markdown(header, rows)
-
-
-def alone_table(results: Sequence[Run]) -> str:
-    """How long whole runs took that had a machine for themselves."""
-    which = ("benchmark", "memory", "method", "seed")
-    rows = []
-    for run in sorted(results, key=lambda run: [run[key] for key in which]):
-        if run.get("alone"):
-            seconds = [f"{run['seconds'][kind]:.1f} s" for kind in ("total", "train", "compile")]
-            about = [run["device"], run.get("note", "")]
-            rows.append([*(str(run[key]) for key in which), *seconds, *about])
-    return markdown([*which, "in all", "training", "of it compiling", "device", "note"], rows)
-
-
-def differing_table(found: Sequence[Run]) -> str:
-    """Accuracies of runs that differ in one thing alone, which their notes name."""
-    heads = list(found[0]["class_il"]) if found else []
-    columns = [f"{title}, {head}" for title in ("Class-IL", "Task-IL") for head in heads]
-    rows = []
-    for run in found:
-        cells = [run[s][head]["accuracy"] for s in SCENARIOS for head in heads]
-        rows.append([run["note"], *(f"{cell:.2f}" for cell in cells)])
-    return markdown(("", *columns), rows)
-
-
-def beside_table(results: Sequence[Run], found: Sequence[Run]) -> str:
-    """Runs of another rule, each beside the one that has the same settings and seed."""
-    which = ("benchmark", "memory", "method", "seed")
-    ours = {tuple(run[key] for key in which): run for run in results if not variation(run)}
-    rows = []
-    for other in found:
-        key = tuple(other[key] for key in which)
-        head = _compared_head(other)
-        pairs = [
-            f"{run[scenario][head]['accuracy']:.2f}"
-            for scenario in SCENARIOS
-            for run in (ours[key], other)
-        ]
-        rows.append([*map(str, key), *pairs])
-    return markdown((*which, "Class-IL", "the other", "Task-IL", "the other"), rows)
-
-
-def course_table(results: Sequence[Run], found: Sequence[Run]) -> str:
-    """Class-IL accuracy after each task and all scores at the end, of what was published, of ours,
-    and of runs by other rules, some of which may not have ended."""
-    if not found:
-        return ""
-    tasks = len(found[0]["task_sizes"])
-    which = {key: found[0][key] for key in ("benchmark", "memory", "method")}
-    published = _by_head(published_rows(**which), [])
-    rows = [[where, "", *["–"] * (tasks - 1), *cells] for where, *cells, _ in published]
-    same = [run for run in results if which.items() <= run.items() and not variation(run)]
-    for run in (*({**run, "rule": "ours"} for run in same), *found):
-        head = _compared_head(run)
-        matrix = run["class_il"][head]["matrix"]
-        course = [f"{statistics.fmean(row[: task + 1]):.2f}" for task, row in enumerate(matrix)]
-        gap = ["–"] * (tasks - 1 - len(matrix))
-        ended = len(matrix) == tasks
-        scores = [f"{run[scenario][head][key]:.2f}" if ended else "–" for scenario, key in COLUMNS]
-        rows.append([run["rule"], str(run["seed"]), *course[: tasks - 1], *gap, *scores])
-    columns = [f"after {task}" for task in range(2, tasks)]
-    return markdown(("rule", "seed", "Class-IL after 1 task", *columns, *SCORES), rows)
-
-
-def heads_table(found: Sequence[Run]) -> str:
-    """Class-IL accuracy of a run's representation under several classifiers."""
-    runs = [
-        f"{f['benchmark']}, {f['method']}, memory {f['memory']}, seed {f['seed']}" for f in found
-    ]
-    rows = [
-        [same[0]["classifier"], *(f"{row['class_il']:.2f}" for row in same)]
-        for same in zip(*(f["classifiers"] for f in found), strict=True)
-    ]
-    return markdown(("classifier", *runs), rows)
-
-
-def speed_table(found: Sequence[Run]) -> str:
-    """Images a second of training, and what it is made of."""
-    lines = []
-    for machine in found:
-        lines += [
-            f"{machine['device']}, torch {machine['versions']['torch']}, "
-            f"{machine['matmul_tflops']:.0f} TFLOP/s in a bf16 matrix product:",
-            "",
-        ]
-        rows = [_speed(f"{row['side']}×{row['side']}", row) for row in machine["training"]]
-        on_host = machine.get("images_on_host")
-        if on_host:
-            rows.append(_speed(f"{on_host['side']}×{on_host['side']}, on the host", on_host))
-        lines.append(markdown(SPEEDS, rows).rstrip("\n"))
-        if "baseline" in machine:
-            plain, ratio = machine["baseline"], machine["ratio_to_baseline"]
-            lines += [
-                "",
-                f"A plain loop on the same machine: {plain['first_task']:,.0f} and "
-                f"{plain['with_teacher']:,.0f} images/s; ours is {ratio['first_task']:.1f} and "
-                f"{ratio['with_teacher']:.1f} times as fast. Passes that only look: "
-                f"{machine['inference']['plain']:,.0f} images/s as they are, "
-                f"{machine['inference']['augmented']:,.0f} augmented.",
-            ]
-        parts = [f"{name} {1e3 * s:.2f} ms" for name, s in machine["parts_seconds"].items()]
-        lines += ["", f"Parts of a step alone: {', '.join(parts)}."]
-        if "kernels" in machine:
-            kinds = machine["kernels"]["milliseconds_by_kind"]
-            total = sum(kinds.values())
-            shares = sorted(kinds.items(), key=lambda item: -item[1])
-            said = [f"{name} {ms:.2f} ms ({100 * ms / total:.0f} %)" for name, ms in shares]
-            lines += ["", f"Kernels of a step with the teacher: {'; '.join(said)}."]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def compiling_table(found: Sequence[Run]) -> str:
-    """What ways to compile pointwise kernels cost and give."""
-    rows = [
-        [
-            way["method"],
-            way["pointwise"],
-            f"{way['first_epoch_seconds']:.1f} s",
-            f"{way['images_per_second']:,.0f}",
-            machine["device"],
-        ]
-        for machine in found
-        for way in machine["ways"]
-    ]
-    header = ("method", "pointwise kernels", "first epoch over after", "images/s then", "device")
-    return markdown(header, rows)
-
-
-def methods_table(found: Sequence[Run]) -> str:
-    """What learning Seq-CIFAR-10 costs by each method."""
-    rows = [
-        [
-            method,
-            f"{cost['run_seconds']:,.0f} s",
-            f"{cost['times_er']:.2f}",
-            f"{cost['task_seconds'][-1]:,.0f} s",
-            f"{cost['task_seconds'][-1] / machine['methods']['er']['task_seconds'][-1]:.2f}",
-            f"{cost['images_per_second']:,.0f}",
-            machine["device"],
-        ]
-        for machine in found
-        for method, cost in machine["methods"].items()
-    ]
-    columns = ("method", "a run", "× ER", "its last task", "× ER", "images/s then", "device")
-    return markdown(columns, rows)
-
-
-def parts_table(found: Sequence[Run]) -> str:
-    """Batches replayed apart: in one pass through the network, and one after another."""
-    rows = [
-        [
-            f"{machine['parts']} of {machine['batch']} images",
-            f"{1e3 * machine['several_seconds']:.2f} ms",
-            f"{1e3 * machine['one_pass_seconds']:.2f} ms",
-            f"{machine['ratio']:.2f}",
-            machine["device"],
-        ]
-        for machine in found
-    ]
-    return markdown(("batches", "one by one", "in one pass", "ratio", "device"), rows)
-
-
-def sharing_table(found: Sequence[Run]) -> str:
-    """What several runs make of one GPU together."""
-    rows = [
-        [
-            machine["method"],
-            "side by side" if machine["mps"] else "in turns",
-            str(row["runs"]),
-            f"{row['images_per_second']:,.0f}",
-            f"{row['images_per_second'] / machine['rows'][0]['images_per_second']:.2f}",
-            machine["device"],
-        ]
-        for machine in found
-        for row in machine["rows"]
-    ]
-    columns = ("method", "kernels", "runs", "images/s together", "× the first", "device")
-    return markdown(columns, rows)
-
-
-def mammoth_table(results: Sequence[Run], found: Sequence[Run]) -> str:
-    """What the baselines reach, there or else in the results, and what Mammoth's code does."""
-    groups = dict(_rows([run for run in results if not variation(run)]))
-    rows = []
-    for machine in found:
-        benchmark, memory = machine["benchmark"], machine["memory"]
-        for method, theirs in machine["mammoth"].items():
-            runs = groups.get((benchmark, method, memory), [])
-            measured = {
-                name: [r[name][_compared_head(r)]["accuracy"] for r in runs] for name in SCENARIOS
-            }
-            sides = machine["ours"].get(method, measured), theirs
-            cells = [
-                spread(side[name]) if side[name] else "–" for name in SCENARIOS for side in sides
-            ]
-            counts = " and ".join(str(len(side["class_il"])) for side in sides if side["class_il"])
-            rows.append([benchmark, method, *cells, counts])
-    columns = ("Class-IL, ours", "Mammoth's", "Task-IL, ours", "Mammoth's")
-    return markdown(("benchmark", "method", *columns, "runs"), rows)
-
-
-def reliability_table(folder: Path) -> str:
-    """What the last soak survived, and what checkpoints cost."""
-    rows = []
-    for soak in read_results(folder / "soak"):
-        moments = ", ".join(f"{n} {what.replace('_', ' ')}" for what, n in soak["moments"].items())
-        inputs = soak["fuzzing_tests"] * soak["inputs_each"]
-        rows += [
-            ["kills survived, the end the same bit by bit", f"{soak['kills']} ({moments})"],
-            ["made-up inputs, no error but ours", f"{inputs:,}"],
-        ]
-    for cost in read_results(folder / "checkpointing"):
-        every = f"{cost['megabytes']:.0f} MB every {cost['every_minutes']:g} minutes"
-        share = f"{100 * cost['share_of_training']:.2f} % of the training time"
-        rows.append([f"checkpoints of {every}, on {cost['device']}", share])
-    return markdown(("", ""), rows)
-
-
-def markdown(header: Sequence[str], rows: Table) -> str:
-    """A Markdown table."""
-    lines = [list(header), ["---"] * len(header), *rows]
-    return "".join(f"| {' | '.join(map(_md, row))} |\n" for row in lines)
-
-
-def _md(text: str) -> str:
-    """Text that stays in its cell and is no tag."""
-    return text.replace("|", r"\|").replace("<", "&lt;")
-
-
-def variation(result: Run) -> str:
-    """What a run has other than the recipe for its row, as `name value` parts; "" for nothing."""
-    row = {key: result[key] for key in ("benchmark", "method", "memory")}
-    return in_words(changed_settings({**result.get("config", {}), **row}))
-
-
-def read_results(folder: Path) -> list[Run]:
-    """Every summary that lies in a folder."""
-    return [read_json(path) for path in sorted(folder.glob("*.json"))]
-
-
-def tables(folder: Path) -> dict[str, str]:
-    """All tables by name."""
-    results = read_results(folder)
-    return {
-        "results": results_table(results),
-        "summary": summary_table(results),
-        "variations": variations_table(results),
-        "alone": alone_table([*results, *read_results(folder / "alone")]),
-        "order": differing_table(read_results(folder / "class-order")),
-        "lambda": differing_table(read_results(folder / "lambda")),
-        "gcr": beside_table(results, read_results(folder / "gcr-weights")),
-        "gem": course_table(results, read_results(folder / "gem-rules")),
-        "sorted": results_table(read_results(folder / "sorted-classes")),
-        "heads": heads_table(read_results(folder / "heads")),
-        "speed": speed_table(read_results(folder / "speed")),
-        "compiling": compiling_table(read_results(folder / "compiling")),
-        "methods": methods_table(read_results(folder / "speed-methods")),
-        "parts": parts_table(read_results(folder / "speed-parts")),
-        "sharing": sharing_table(read_results(folder / "sharing")),
-        "mammoth": mammoth_table(results, read_results(folder / "mammoth")),
-        "reliability": reliability_table(folder),
-    }
-
-
-def with_tables(text: str, by_name: Mapping[str, str]) -> str:
-    """A page with the tables between its markers replaced."""
-    places = 0
-    for name, table in by_name.items():
-        start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
-        before, found, rest = text.partition(start)
-        if found:
-            text = before + start + table + end + rest.partition(end)[2]
-            places += 1
-    if not places:
-        raise InputError("no place for a table: <!-- results --> and <!-- /results --> are missing")
-    return text
-
-
-def _rows(results: Sequence[Run]) -> list[tuple[tuple[str, str, int], list[Run]]]:
-    groups: dict[tuple[str, str, int], list[Run]] = {}
-    for result in results:
-        key = (result["benchmark"], result["method"], result["memory"])
-        groups.setdefault(key, []).append(result)
-    return sorted(groups.items())
-
-
-def _by_head(published: Mapping[str, Run], runs: Sequence[Run]) -> Table:
-    """Head, scores and number of runs: what was published where, then every head of any run."""
-    rows = []
-    for where, numbers in published.items():
-        if numbers:
-            cells = [_published(numbers.get(s, {}).get(key)) for s, key in COLUMNS]
-            rows.append([f"*{where}*", *cells, ""])
-    found = {head for run in runs for head in run["class_il"]}
-    for head in sorted(found, key=_place_of_head):
-        having = [run for run in runs if head in run["class_il"]]
-        cells = [spread([run[s][head][key] for run in having]) for s, key in COLUMNS]
-        rows.append([head, *cells, str(len(having))])
-    return rows
-
-
-def _place_of_head(head: str) -> tuple[int, str]:
-    """Known heads in their order, then those that were added elsewhere."""
-    known = HEADS_IN_ORDER.index(head) if head in HEADS_IN_ORDER else len(HEADS_IN_ORDER)
-    return known, head
-
-
-def paper_row(benchmark: str, memory: int, method: str, changed: str = "") -> dict[str, Any]:
-    """The paper's numbers for a row, empty where it has none."""
-    rows = _paper().get(benchmark, {}).get(str(memory), {})
-    # What it varies is its own method.
-    varied = rows.get("variations", {}) if method == "cclis" else {}
-    found: dict[str, Any] = varied.get(changed, {}) if changed else rows.get(method, {})
-    return found
-
-
-def published_rows(benchmark: str, memory: int, method: str) -> dict[str, Run]:
-    """What the paper and others print for a row, by paper; empty where one has none."""
-    elsewhere = {
-        where: rows.get(benchmark, {}).get(str(memory), {}).get(method, {})
-        for where, rows in _paper()["elsewhere"].items()
-    }
-    return {PAPER: paper_row(benchmark, memory, method), **elsewhere}
-
-
-def paper_row_of_study(study: str, benchmark: str, memory: int, variant: str) -> dict[str, Any]:
-    """What one table prints otherwise than another for the same settings; empty elsewhere."""
-    rows = _paper()["studies"].get(study, {}).get(benchmark, {}).get(str(memory), {})
-    found: dict[str, Any] = rows.get(variant, {})
-    return found
-
-
-@cache
-def _paper() -> dict[str, Any]:
-    text = (resources.files("cclis.report") / "paper.json").read_text(encoding="utf-8")
-    paper: dict[str, Any] = json.loads(text)
-    return paper
+"""The heads that follow the paper's protocol, the nearest first."""
 
 
 def compared_head(result: Result) -> str:
@@ -424,36 +20,29 @@ def compared_head(result: Result) -> str:
     return next((head for head in PAPER_HEADS if head in result.class_il), result.main_head)
 
 
-def _compared_head(run: Run) -> str:
-    heads = list(run["class_il"])
-    return next((head for head in PAPER_HEADS if head in heads), heads[-1])
+def paper_row(benchmark: str, memory: int, method: str, changed: str = "") -> dict[str, Any]:
+    """The paper's numbers for a row, empty where it has none."""
+    rows = paper_numbers().get(benchmark, {}).get(str(memory), {})
+    # What it varies is its own method.
+    varied = rows.get("variations", {}) if method == "cclis" else {}
+    row: dict[str, Any] = varied.get(changed, {}) if changed else rows.get(method, {})
+    return row
 
 
-def _published(number: Sequence[float] | None) -> str:
-    return "–" if number is None else f"*{number[0]:.2f} ± {number[1]:.2f}*"
+def paper_row_of_study(study: str, benchmark: str, memory: int, variant: str) -> dict[str, Any]:
+    """What one table prints otherwise than another for the same settings; empty elsewhere."""
+    rows = paper_numbers()["studies"].get(study, {}).get(benchmark, {}).get(str(memory), {})
+    row: dict[str, Any] = rows.get(variant, {})
+    return row
 
 
-def spread(values: Sequence[float], *, digits: int = 2, sign: bool = False) -> str:
-    """Mean ± standard deviation, or the one number there is."""
-    mean = f"{statistics.mean(values):{'+' if sign else ''}z.{digits}f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
+@cache
+def paper_numbers() -> dict[str, Any]:
+    """All of paper.json.
 
-
-def _speed(name: str, row: Mapping[str, Any]) -> list[str]:
-    cells = [name, str(row["batch"])]
-    for kind in ("first_task", "with_teacher"):
-        share = row.get(f"{kind}_share_of_matmul")
-        cells += [f"{row[kind]:,.0f}", "–" if share is None else f"{100 * share:.0f} %"]
-    peak = row.get("peak_memory_gib")
-    return [*cells, "–" if peak is None else f"{peak:.1f} GiB"]
-
-
-def main(folder: str, *pages: str) -> None:
-    """Write the tables of a folder's results into pages."""
-    by_name = tables(Path(folder))
-    for page in map(Path, pages):
-        write_atomically(page, with_tables(page.read_text(encoding="utf-8"), by_name).encode())
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    By benchmark, memory and method; what other papers print below `elsewhere`, and what a table
+    prints otherwise below `studies`.
+    """
+    text = (resources.files("cclis.report") / "paper.json").read_text(encoding="utf-8")
+    numbers: dict[str, Any] = json.loads(text)
+    return numbers

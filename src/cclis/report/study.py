@@ -9,22 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from markupsafe import Markup
-
 from cclis.errors import InputError
-from cclis.report.compare import (
-    COLUMNS,
-    PAIRS,
-    Entry,
-    accuracy_table,
-    number_columns,
-    numbers,
-    paired_table,
-)
-from cclis.report.drawing import Line, Map, line_figure, map_figure
-from cclis.report.figures import flattened
+from cclis.report.compare import COLUMNS, PAIRS, accuracy_table, paired_table
+from cclis.report.drawing import Line, Map, inline, line_figure, map_figure
+from cclis.report.entries import Entry
+from cclis.report.formats import Table, number_columns, numbers, spread
 from cclis.report.page import environment
-from cclis.report.paper import Table, compared_head, spread
+from cclis.report.paper import compared_head
+from cclis.report.tsne import flattened
 from cclis.runs.directory import Run
 from cclis.runs.records import Result
 
@@ -188,14 +180,12 @@ def study_page(
         svg: The figure.
     """
     ended = [row for row in rows if row.runs]
-    text = None if svg is None else svg.decode()
     template = environment().get_template("study.html")
     return template.render(
         title=title,
         about=about,
         scale=scale,
-        # The figure is drawn here, and its labels are escaped by what draws it.
-        figure=None if text is None else Markup(text[text.index("<svg") :]),
+        figure=None if svg is None else inline(svg),
         table=study_table(rows, scores),
         all_heads=[COLUMNS, *accuracy_table([row.entry() for row in ended])],
         pairs=[PAIRS, *paired_table([row.entry(compared=True) for row in ended])],

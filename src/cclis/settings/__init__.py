@@ -1,7 +1,8 @@
 """Settings: their groups, bounds and roles, YAML files and recipes."""
 
+from cclis.settings.commands import StudyOptions, TuneOptions
 from cclis.settings.compare import refuse_differences
-from cclis.settings.fields import Info, Options, check_value, info_of, names_of, setting
+from cclis.settings.fields import Info, Options, check_value, info_of, names_of, own_names, setting
 from cclis.settings.groups import (
     AugmentationOptions,
     ClassifierConfig,
@@ -16,9 +17,7 @@ from cclis.settings.groups import (
     RunOptions,
     StreamOptions,
     StreamReplayOptions,
-    StudyOptions,
     TrainingOptions,
-    TuneOptions,
 )
 from cclis.settings.merge import merge
 from cclis.settings.recipes import recipe_for, recipe_names, recipe_settings
@@ -47,6 +46,7 @@ __all__ = [
     "info_of",
     "merge",
     "names_of",
+    "own_names",
     "read_yaml",
     "read_yaml_lines",
     "recipe_for",

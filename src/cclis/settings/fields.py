@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import numbers
 import types
@@ -111,6 +112,13 @@ def names_of(group: type[Any], **wanted: Any) -> set[str]:
         for field in dataclasses.fields(group)
         if all(getattr(info_of(group, field.name), key) == v for key, v in wanted.items())
     }
+
+
+def own_names(group: type[Any]) -> list[str]:
+    """The settings that a group has and none of its bases, in their order."""
+    bases = [base for base in group.__mro__[1:] if dataclasses.is_dataclass(base)]
+    inherited = set().union(*map(names_of, bases))
+    return [name for name in inspect.get_annotations(group) if name not in inherited]
 
 
 class Options:

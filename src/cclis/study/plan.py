@@ -14,7 +14,7 @@ from typing import Any
 
 from cclis.errors import InputError
 from cclis.methods.registry import keeps_samples, make_config, slug
-from cclis.report.compare import read_runs
+from cclis.runs.directory import Run
 from cclis.runs.records import Result, changed_settings, in_words
 from cclis.settings import Config, merge, names_of, recipe_for, recipe_settings
 from cclis.study.catalogue import Scale, Study, Variant
@@ -66,7 +66,7 @@ class Planned:
     @property
     def result(self) -> Result:
         """What came out; an InputError where nothing did."""
-        return read_runs([self.path / "result.json"])[0]
+        return Run(self.path).result
 
     @property
     def finished(self) -> bool:

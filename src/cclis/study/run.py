@@ -16,9 +16,9 @@ from cclis.errors import InputError, unknown
 from cclis.files import write_atomically
 from cclis.methods import get
 from cclis.progress import QUIET, Progress
-from cclis.report.compare import comma_separated, latex
 from cclis.report.drawing import picture
-from cclis.report.paper import markdown, paper_row, paper_row_of_study
+from cclis.report.formats import comma_separated, latex, markdown
+from cclis.report.paper import paper_row, paper_row_of_study
 from cclis.report.study import (
     Row,
     study_figure,
@@ -31,11 +31,11 @@ from cclis.runs.directory import Run
 from cclis.settings import RunOptions, StudyOptions, names_of, refuse_differences
 from cclis.study.catalogue import AXES, SCALES, STUDIES, Study
 from cclis.study.plan import Planned, of_own_data, plan
-from cclis.study.running import default_jobs, run_all
+from cclis.study.running import Launcher, default_jobs, run_all
 
 
 def run_study(
-    name: str, options: StudyOptions, progress: Progress = QUIET
+    name: str, options: StudyOptions, progress: Progress = QUIET, *, launch: Launcher = run_all
 ) -> tuple[list[Path], dict[str, str]]:
     """Run what a study needs and is not there yet, and write its page and tables.
 
@@ -43,6 +43,7 @@ def run_study(
         name: A key of `STUDIES`.
         options: Which rows, how large, where.
         progress: Where to show progress.
+        launch: Runs what is left to run, such as `run_all`, which starts processes here.
 
     Returns:
         The files written, and by the names of the runs that failed, why.
@@ -87,7 +88,7 @@ def run_study(
     except OSError as error:
         raise InputError(f"cannot make {folder / 'runs'}: {error.strerror}") from None
     jobs = options.jobs or default_jobs(options.device)
-    failed = run_all(todo, planned, jobs, progress)
+    failed = launch(todo, planned, jobs, progress)
     found = rows_of(name, planned, failed)
     return _write(name, found, f"{size.about} Seeds {', '.join(map(str, seeds))}.", folder), failed
 

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
@@ -24,6 +24,8 @@ from cclis.runs.records import Result
 from cclis.study.plan import Planned
 
 LOOK_AGAIN_SECONDS = 0.5
+Launcher = Callable[[Sequence[Planned], Sequence[Planned], int, Progress], dict[str, str]]
+"""Runs what is left of all that is planned, so many at once; returns why which runs failed."""
 
 
 def run_all(

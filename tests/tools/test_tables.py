@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from cclis.errors import InputError
-from cclis.report.paper import (
+from cclis.report.formats import spread
+from tools.tables import (
     beside_table,
     course_table,
     main,
@@ -16,7 +17,6 @@ from cclis.report.paper import (
     read_results,
     results_table,
     sharing_table,
-    spread,
     summary_table,
     tables,
     variation,
