@@ -30,10 +30,10 @@ lint: $(READY)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest -n auto --cov=cclis --cov-report=term-missing:skip-covered --cov-fail-under=90
+	$(BIN)/pytest -n auto --cov=cclis --cov-report=term-missing:skip-covered --cov-fail-under=95
 
 soak: $(READY)
-	CCLIS_KILLS=30 CCLIS_INPUTS=2000 CCLIS_SOAK=results/soak/figures.json $(BIN)/pytest -m 'soak or fuzz'
+	CCLIS_KILLS=30 CCLIS_INPUTS=2000 CCLIS_SOAK=results/experiments/soak/figures.json $(BIN)/pytest -m 'soak or fuzz'
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

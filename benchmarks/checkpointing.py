@@ -1,6 +1,6 @@
 """What checkpoints cost: seconds of a save, as a share of the training between two of them.
 
-    python benchmarks/checkpointing.py [--out results/checkpointing]
+    python benchmarks/checkpointing.py [--out results/speed/checkpointing]
 
 A ResNet-18 with its teacher and a memory of 500 images of 32×32, in the middle of the second task,
 saved as `cclis train` does: brought from the device, packed, hashed, written, synced.
@@ -45,7 +45,7 @@ def save_again_and_again(trainer: Trainer) -> tuple[list[float], int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("results/checkpointing"))
+    parser.add_argument("--out", type=Path, default=Path("results/speed/checkpointing"))
     arguments = parser.parse_args()
     settings = {"encoder": "resnet18", "batch_size": 64, "epochs": 1, "memory": 500}
     trainer = Trainer(make_config("cclis", settings), (32, 32, 3), 10)

@@ -1,6 +1,6 @@
 """How long a training step takes to compile where nothing was compiled before, and how fast it is.
 
-    python benchmarks/compiling.py [--quick] [--methods cclis er] [--out results/compiling]
+    python benchmarks/compiling.py [--quick] [--methods cclis er] [--out results/speed/compiling]
 
 The first task of Seq-CIFAR-10 (random images) by a method's recipe, compiled as the package does
 and in other ways, each in a process of its own with an empty cache. They compile all at once, and
@@ -67,7 +67,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a few steps alone")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=["cclis", "er"])
-    parser.add_argument("--out", type=Path, default=Path("results/compiling"))
+    parser.add_argument("--out", type=Path, default=Path("results/speed/compiling"))
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:

@@ -1,6 +1,6 @@
 """Drawing what an epoch replays and takes in by one thread, against all threads, on this machine.
 
-    python benchmarks/drawing.py [--epochs 30] [--pause 0.3] [--out results/drawing]
+    python benchmarks/drawing.py [--epochs 30] [--pause 0.3] [--out results/speed/drawing]
 
 An epoch of ER on a task of Seq-CIFAR-10 with a memory of 200. Between two epochs the threads have
 nothing to do for a while, as in training on a GPU, and fall asleep. Prints and writes the median
@@ -43,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--pause", type=float, default=0.3)
-    parser.add_argument("--out", type=Path, default=Path("results/drawing"))
+    parser.add_argument("--out", type=Path, default=Path("results/speed/drawing"))
     arguments = parser.parse_args()
     rng = torch.Generator().manual_seed(0)
     every, one = [], []

@@ -1,6 +1,6 @@
 """Which classifier the representation of a CCLIS run allows, and which of its parts is the limit.
 
-    python benchmarks/heads.py RUN [--data FOLDER] [--out results/heads]
+    python benchmarks/heads.py RUN [--data FOLDER] [--out results/experiments/heads]
 
 After the last task of a run, its test accuracy (Class-IL, mean over tasks) under classifiers that
 differ in one point each: trained prototypes or class means; means of the memory, of the memory
@@ -136,7 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run")
     parser.add_argument("--data")
-    parser.add_argument("--out", type=Path, default=Path("results/heads"))
+    parser.add_argument("--out", type=Path, default=Path("results/experiments/heads"))
     arguments = parser.parse_args()
     found, config = representations(arguments.run, arguments.data)
     sizes = json.loads((Path(arguments.run) / "result.json").read_text())["task_sizes"]

@@ -1,7 +1,8 @@
 """The baselines against those of Mammoth, its own code.
 
     python benchmarks/mammoth.py CHECKOUT [--benchmark split-digits] [--data FOLDER]
-        [--methods er ...] [--sides mammoth ours] [--seeds 10] [--jobs N] [--out results/mammoth]
+        [--methods er ...] [--sides mammoth ours] [--seeds 10] [--jobs N]
+        [--out results/experiments/mammoth]
 
 CHECKOUT is a clone of https://github.com/aimagelab/mammoth. Its models learn the same tasks as ours
 with the same network, settings and augmentation, on a GPU where there is one: the network is
@@ -314,7 +315,7 @@ def main() -> None:
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--jobs", type=int, help="runs at once [default: one a core]")
-    parser.add_argument("--out", type=Path, default=Path("results/mammoth"))
+    parser.add_argument("--out", type=Path, default=Path("results/experiments/mammoth"))
     arguments = parser.parse_args()
     asked = ["git", "-C", str(arguments.checkout), "rev-parse", "HEAD"]
     commit = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()

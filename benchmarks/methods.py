@@ -1,6 +1,6 @@
 """What Seq-CIFAR-10 costs with every method, relative to ER, on this machine.
 
-    python benchmarks/methods.py [--quick] [--methods er gss ...] [--out results/speed-methods]
+    python benchmarks/methods.py [--quick] [--methods er gss ...] [--out results/speed/methods]
 
 Each method learns five tasks of random 32×32 images with its own batch size, a part of each task
 and a few epochs of it. All but a task's first epoch are timed, so without compiling and recording,
@@ -92,7 +92,7 @@ def main() -> None:
         "--methods", nargs="+", choices=METHODS, default=list(METHODS), help="beside er"
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("results/speed-methods"), help="folder to write into"
+        "--out", type=Path, default=Path("results/speed/methods"), help="folder to write into"
     )
     arguments = parser.parse_args()
     small = arguments.quick or not torch.cuda.is_available()

@@ -1,6 +1,6 @@
 """Several small batches in one pass through the network, against one pass after another.
 
-    python benchmarks/parts.py [--width 64] [--batch 32] [--parts 3] [--out results/speed-parts]
+    python benchmarks/parts.py [--width 64] [--batch 32] [--parts 3] [--out results/speed/parts]
 
 Logits and gradients of a ResNet-18 on 32×32 images, every batch by its own statistics, as DER++ and
 GCR replay; on a GPU compiled, in bf16 and replayed as CUDA graphs. Prints and writes the seconds of
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--parts", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("results/speed-parts"))
+    parser.add_argument("--out", type=Path, default=Path("results/speed/parts"))
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     on_gpu = device.type == "cuda"

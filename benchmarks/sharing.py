@@ -1,6 +1,6 @@
 """How many images a second several runs make of one GPU together, against one run alone.
 
-    python benchmarks/sharing.py [--method er] [--runs 1 2 4] [--mps] [--out results/sharing]
+    python benchmarks/sharing.py [--method er] [--runs 1 2 4] [--mps] [--out results/speed/sharing]
 
 Each run is a process that learns random 32×32 images by the method's recipe for Seq-CIFAR-10. All
 start to count when the last one has compiled, and count for as long. With --mps their kernels run
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--runs", nargs="+", type=int, default=[1, 2, 4])
     parser.add_argument("--seconds", type=float, default=6)
     parser.add_argument("--mps", action="store_true", help="kernels side by side, not in turns")
-    parser.add_argument("--out", type=Path, default=Path("results/sharing"))
+    parser.add_argument("--out", type=Path, default=Path("results/speed/sharing"))
     arguments = parser.parse_args()
     quick = not torch.cuda.is_available()
     rows = []

@@ -1,6 +1,6 @@
 """How fast training is on this machine, against a plain loop and the machine's own ceiling.
 
-    python benchmarks/throughput.py [--quick] [--out results/speed]
+    python benchmarks/throughput.py [--quick] [--out results/speed/throughput]
 
 Measures the package's own training loop (augmentation included) on random images: the first task
 and one with the teacher, at several batch and image sizes, and with the images on the host; the
@@ -285,7 +285,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="batch 512 at 32×32 alone")
     parser.add_argument("--no-baseline", action="store_true")
-    parser.add_argument("--out", type=Path, default=Path("results/speed"))
+    parser.add_argument("--out", type=Path, default=Path("results/speed/throughput"))
     arguments = parser.parse_args()
     if not arguments.no_baseline:
         try:

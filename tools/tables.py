@@ -1,10 +1,11 @@
-"""Tables of what was measured beside the paper's numbers, written from the summaries in a folder.
+"""Write the tables of the docs from the measurements in a folder.
 
     python -m tools.tables results README.md docs/results.md
 
 replaces what stands between `<!-- NAME -->` and `<!-- /NAME -->` in each file, for the tables
 `results`, `summary`, `variations`, `sorted`, `order`, `lambda`, `gcr`, `gem`, `alone`, `heads`,
-`speed`, `compiling`, `methods`, `parts`, `sharing`, `mammoth` and `reliability`.
+`speed`, `compiling`, `methods`, `parts`, `sharing`, `mammoth` and `reliability`. What the folder
+holds, its README says.
 """
 
 from __future__ import annotations
@@ -20,15 +21,19 @@ from cclis.files import read_json, write_atomically
 from cclis.report.formats import Table, markdown, spread
 from cclis.report.paper import PAPER_HEADS, paper_numbers, paper_row
 from cclis.report.paper import SCORES as COLUMNS
-from cclis.runs.records import SCENARIOS, changed_settings, in_words
+from cclis.runs.records import SCENARIOS, in_words
+from cclis.settings import read_yaml
+from tools.speed_tables import (
+    compiling_table,
+    methods_table,
+    parts_table,
+    sharing_table,
+    speed_table,
+)
 
 Run = Mapping[str, Any]
 SCORES = ("Class-IL", "forgetting", "Task-IL", "forgetting")
 HEADS_IN_ORDER = ("linear_paper", "linear", "discriminant", "means", "prototype", "classifier")
-SPEEDS = (
-    *("images", "batch", "first task", "of the matrix rate"),
-    *("with teacher", "of the matrix rate", "memory"),
-)
 PAPER = "the paper"
 
 
@@ -151,111 +156,6 @@ def heads_table(found: Sequence[Run]) -> str:
     return markdown(("classifier", *runs), rows)
 
 
-def speed_table(found: Sequence[Run]) -> str:
-    """Images a second of training, and what it is made of."""
-    lines = []
-    for machine in found:
-        lines += [
-            f"{machine['device']}, torch {machine['versions']['torch']}, "
-            f"{machine['matmul_tflops']:.0f} TFLOP/s in a bf16 matrix product:",
-            "",
-        ]
-        rows = [_speed(f"{row['side']}×{row['side']}", row) for row in machine["training"]]
-        on_host = machine.get("images_on_host")
-        if on_host:
-            rows.append(_speed(f"{on_host['side']}×{on_host['side']}, on the host", on_host))
-        lines.append(markdown(SPEEDS, rows).rstrip("\n"))
-        if "baseline" in machine:
-            plain, ratio = machine["baseline"], machine["ratio_to_baseline"]
-            lines += [
-                "",
-                f"A plain loop on the same machine: {plain['first_task']:,.0f} and "
-                f"{plain['with_teacher']:,.0f} images/s; ours is {ratio['first_task']:.1f} and "
-                f"{ratio['with_teacher']:.1f} times as fast. Passes that only look: "
-                f"{machine['inference']['plain']:,.0f} images/s as they are, "
-                f"{machine['inference']['augmented']:,.0f} augmented.",
-            ]
-        parts = [f"{name} {1e3 * s:.2f} ms" for name, s in machine["parts_seconds"].items()]
-        lines += ["", f"Parts of a step alone: {', '.join(parts)}."]
-        if "kernels" in machine:
-            kinds = machine["kernels"]["milliseconds_by_kind"]
-            total = sum(kinds.values())
-            shares = sorted(kinds.items(), key=lambda item: -item[1])
-            said = [f"{name} {ms:.2f} ms ({100 * ms / total:.0f} %)" for name, ms in shares]
-            lines += ["", f"Kernels of a step with the teacher: {'; '.join(said)}."]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def compiling_table(found: Sequence[Run]) -> str:
-    """What ways to compile pointwise kernels cost and give."""
-    rows = [
-        [
-            way["method"],
-            way["pointwise"],
-            f"{way['first_epoch_seconds']:.1f} s",
-            f"{way['images_per_second']:,.0f}",
-            machine["device"],
-        ]
-        for machine in found
-        for way in machine["ways"]
-    ]
-    header = ("method", "pointwise kernels", "first epoch over after", "images/s then", "device")
-    return markdown(header, rows)
-
-
-def methods_table(found: Sequence[Run]) -> str:
-    """What learning Seq-CIFAR-10 costs by each method."""
-    rows = [
-        [
-            method,
-            f"{cost['run_seconds']:,.0f} s",
-            f"{cost['times_er']:.2f}",
-            f"{cost['task_seconds'][-1]:,.0f} s",
-            f"{cost['task_seconds'][-1] / machine['methods']['er']['task_seconds'][-1]:.2f}",
-            f"{cost['images_per_second']:,.0f}",
-            machine["device"],
-        ]
-        for machine in found
-        for method, cost in machine["methods"].items()
-    ]
-    columns = ("method", "a run", "× ER", "its last task", "× ER", "images/s then", "device")
-    return markdown(columns, rows)
-
-
-def parts_table(found: Sequence[Run]) -> str:
-    """Batches replayed apart: in one pass through the network, and one after another."""
-    rows = [
-        [
-            f"{machine['parts']} of {machine['batch']} images",
-            f"{1e3 * machine['several_seconds']:.2f} ms",
-            f"{1e3 * machine['one_pass_seconds']:.2f} ms",
-            f"{machine['ratio']:.2f}",
-            machine["device"],
-        ]
-        for machine in found
-    ]
-    return markdown(("batches", "one by one", "in one pass", "ratio", "device"), rows)
-
-
-def sharing_table(found: Sequence[Run]) -> str:
-    """What several runs make of one GPU together."""
-    rows = [
-        [
-            machine["method"],
-            "side by side" if machine["mps"] else "in turns",
-            str(row["runs"]),
-            f"{row['images_per_second']:,.0f}",
-            f"{row['images_per_second'] / machine['rows'][0]['images_per_second']:.2f}",
-            machine["device"],
-        ]
-        for machine in found
-        for row in machine["rows"]
-    ]
-    columns = ("method", "kernels", "runs", "images/s together", "× the first", "device")
-    return markdown(columns, rows)
-
-
 def mammoth_table(results: Sequence[Run], found: Sequence[Run]) -> str:
     """What the baselines reach, there or else in the results, and what Mammoth's code does."""
     groups = dict(_rows([run for run in results if not variation(run)]))
@@ -277,55 +177,75 @@ def mammoth_table(results: Sequence[Run], found: Sequence[Run]) -> str:
     return markdown(("benchmark", "method", *columns, "runs"), rows)
 
 
-def reliability_table(folder: Path) -> str:
+def reliability_table(soaks: Sequence[Run], costs: Sequence[Run]) -> str:
     """What the last soak survived, and what checkpoints cost."""
     rows = []
-    for soak in read_results(folder / "soak"):
+    for soak in soaks:
         moments = ", ".join(f"{n} {what.replace('_', ' ')}" for what, n in soak["moments"].items())
         inputs = soak["fuzzing_tests"] * soak["inputs_each"]
         rows += [
             ["kills survived, the end the same bit by bit", f"{soak['kills']} ({moments})"],
             ["made-up inputs, no error but ours", f"{inputs:,}"],
         ]
-    for cost in read_results(folder / "checkpointing"):
+    for cost in costs:
         every = f"{cost['megabytes']:.0f} MB every {cost['every_minutes']:g} minutes"
         share = f"{100 * cost['share_of_training']:.2f} % of the training time"
         rows.append([f"checkpoints of {every}, on {cost['device']}", share])
     return markdown(("", ""), rows)
 
 
-def variation(result: Run) -> str:
-    """What a run has other than the recipe for its row, as `name value` parts; "" for nothing."""
-    row = {key: result[key] for key in ("benchmark", "method", "memory")}
-    return in_words(changed_settings({**result.get("config", {}), **row}))
+def variation(run: Run) -> str:
+    """The settings of a run that differ from its recipe, as text; "" for none."""
+    return in_words(run["changed"])
 
 
-def read_results(folder: Path) -> list[Run]:
-    """Every summary that lies in a folder."""
-    return [read_json(path) for path in sorted(folder.glob("*.json"))]
+def read_results(folder: Path, below: str) -> list[Run]:
+    """The summaries in a folder below the results, each with its note of notes.yaml."""
+    notes = read_notes(folder)
+    paths = sorted((folder / below).glob("*.json"))
+    return [read_json(path) | notes.get(f"{below}/{path.name}", {}) for path in paths]
+
+
+def read_notes(folder: Path) -> dict[str, dict[str, Any]]:
+    """What notes.yaml adds to files, by their paths."""
+    path = folder / "notes.yaml"
+    return read_yaml(path) if path.is_file() else {}
+
+
+def read_runs(folder: Path) -> list[Run]:
+    """All runs of the paper's rows and of variations of these."""
+    benchmarks = sorted(path.name for path in (folder / "runs").glob("*"))
+    return [run for name in benchmarks for run in read_results(folder, f"runs/{name}")]
 
 
 def tables(folder: Path) -> dict[str, str]:
     """All tables by name."""
-    results = read_results(folder)
+    runs = read_runs(folder)
+
+    def experiment(name: str) -> list[Run]:
+        return read_results(folder, f"experiments/{name}")
+
+    def speed(name: str) -> list[Run]:
+        return read_results(folder, f"speed/{name}")
+
     return {
-        "results": results_table(results),
-        "summary": summary_table(results),
-        "variations": variations_table(results),
-        "alone": alone_table([*results, *read_results(folder / "alone")]),
-        "order": differing_table(read_results(folder / "class-order")),
-        "lambda": differing_table(read_results(folder / "lambda")),
-        "gcr": beside_table(results, read_results(folder / "gcr-weights")),
-        "gem": course_table(results, read_results(folder / "gem-rules")),
-        "sorted": results_table(read_results(folder / "sorted-classes")),
-        "heads": heads_table(read_results(folder / "heads")),
-        "speed": speed_table(read_results(folder / "speed")),
-        "compiling": compiling_table(read_results(folder / "compiling")),
-        "methods": methods_table(read_results(folder / "speed-methods")),
-        "parts": parts_table(read_results(folder / "speed-parts")),
-        "sharing": sharing_table(read_results(folder / "sharing")),
-        "mammoth": mammoth_table(results, read_results(folder / "mammoth")),
-        "reliability": reliability_table(folder),
+        "results": results_table(runs),
+        "summary": summary_table(runs),
+        "variations": variations_table(runs),
+        "alone": alone_table([*runs, *speed("alone")]),
+        "order": differing_table(experiment("class-order")),
+        "lambda": differing_table(experiment("lambda")),
+        "gcr": beside_table(runs, experiment("gcr-weights")),
+        "gem": course_table(runs, experiment("gem-rules")),
+        "sorted": results_table(experiment("sorted-classes")),
+        "heads": heads_table(experiment("heads")),
+        "speed": speed_table(speed("throughput")),
+        "compiling": compiling_table(speed("compiling")),
+        "methods": methods_table(speed("methods")),
+        "parts": parts_table(speed("parts")),
+        "sharing": sharing_table(speed("sharing")),
+        "mammoth": mammoth_table(runs, experiment("mammoth")),
+        "reliability": reliability_table(experiment("soak"), speed("checkpointing")),
     }
 
 
@@ -382,21 +302,12 @@ def published_rows(benchmark: str, memory: int, method: str) -> dict[str, Run]:
 
 
 def _compared_head(run: Run) -> str:
-    heads = list(run["class_il"])
-    return next((head for head in PAPER_HEADS if head in heads), heads[-1])
+    """The head that is compared with the paper, as in `cclis.report.paper`."""
+    return next((head for head in PAPER_HEADS if head in run["class_il"]), run["main_head"])
 
 
 def _published(number: Sequence[float] | None) -> str:
     return "–" if number is None else f"*{number[0]:.2f} ± {number[1]:.2f}*"
-
-
-def _speed(name: str, row: Mapping[str, Any]) -> list[str]:
-    cells = [name, str(row["batch"])]
-    for kind in ("first_task", "with_teacher"):
-        share = row.get(f"{kind}_share_of_matmul")
-        cells += [f"{row[kind]:,.0f}", "–" if share is None else f"{100 * share:.0f} %"]
-    peak = row.get("peak_memory_gib")
-    return [*cells, "–" if peak is None else f"{peak:.1f} GiB"]
 
 
 def main(folder: str, *pages: str) -> None:

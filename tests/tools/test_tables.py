@@ -6,17 +6,18 @@ from pathlib import Path
 import pytest
 
 from cclis.errors import InputError
+from cclis.files import read_json
 from cclis.report.formats import spread
+from cclis.runs.records import Result
+from tools.speed_tables import methods_table, parts_table, sharing_table
 from tools.tables import (
     beside_table,
     course_table,
     main,
     mammoth_table,
-    methods_table,
-    parts_table,
-    read_results,
+    read_notes,
+    read_runs,
     results_table,
-    sharing_table,
     summary_table,
     tables,
     variation,
@@ -31,23 +32,26 @@ def result(seed: int, accuracy: float) -> dict[str, object]:
     numbers = {"accuracy": accuracy, "forgetting": 1.0, "matrix": []}
     heads = {"linear": numbers, "prototype": numbers}
     row = {"benchmark": "seq-cifar10", "method": "cclis", "memory": 200, "seed": seed}
-    return {**row, "class_il": heads, "task_il": heads}
+    return {**row, "main_head": "prototype", "class_il": heads, "task_il": heads, "changed": {}}
+
+
+def write(path: Path, content: dict[str, object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
 
 
 def test_no_seed_counts_twice_in_a_row() -> None:
     which = ("benchmark", "memory", "method", "seed")
-    runs = [
-        (*(run[key] for key in which), variation(run)) for run in read_results(ROOT / "results")
-    ]
+    runs = [(*(run[key] for key in which), variation(run)) for run in read_runs(ROOT / "results")]
     assert len(runs) == len(set(runs)) > 0
 
 
 def test_runs_of_their_own_folder_are_timed_and_count_in_no_row(tmp_path: Path) -> None:
-    (tmp_path / "alone").mkdir()
     seconds = {"total": 30.0, "train": 20.0, "compile": 10.0}
-    timed = {**result(7, 50.0), "alone": True, "seconds": seconds, "device": "a card", "note": "so"}
-    for name, run in (("one", result(0, 70.0)), ("alone/two", timed)):
-        (tmp_path / f"{name}.json").write_text(json.dumps(run))
+    timed = {**result(7, 50.0), "seconds": seconds, "device": "a card"}
+    write(tmp_path / "runs" / "seq-cifar10" / "one.json", result(0, 70.0))
+    write(tmp_path / "speed" / "alone" / "two.json", timed)
+    (tmp_path / "notes.yaml").write_text("speed/alone/two.json: {alone: true, note: so}")
     found = tables(tmp_path)
     assert found["alone"].splitlines()[2:] == [
         "| seq-cifar10 | 200 | cclis | 7 | 30.0 s | 20.0 s | 10.0 s | a card | so |"
@@ -120,8 +124,7 @@ def test_what_several_runs_make_of_one_card() -> None:
 
 
 def test_a_run_of_another_rule_stands_beside_ours() -> None:
-    varied = {**result(1, 5.0), "config": {"distillation": False}}
-    ours = [result(0, 70.0), result(1, 74.0), varied]
+    ours = [result(0, 70.0), result(1, 74.0), {**varied(), "seed": 1}]
     lines = beside_table(ours, [result(1, 72.5)]).splitlines()
     assert lines[2:] == ["| seq-cifar10 | 200 | cclis | 1 | 74.00 | 72.50 | 74.00 | 72.50 |"]
 
@@ -187,9 +190,22 @@ def test_the_tables_in_the_docs_are_those_of_the_results(page: str) -> None:
     assert with_tables(text, tables(ROOT / "results")) == text, "run `make results`"
 
 
+def test_every_note_belongs_to_a_file_and_every_run_is_a_result() -> None:
+    folder = ROOT / "results"
+    assert [path for path in read_notes(folder) if not (folder / path).is_file()] == []
+    runs = [Result.from_json(read_json(path), path) for path in folder.glob("runs/*/*.json")]
+    assert len(runs) > 100
+    assert all(run.recipe and run.changed is not None for run in runs)
+    readme = (folder / "README.md").read_text(encoding="utf-8")
+    kinds = [
+        path.name for parent in ("experiments", "speed") for path in (folder / parent).iterdir()
+    ]
+    assert [kind for kind in kinds if f"| `{kind}` |" not in readme] == []
+
+
 def test_pages_are_written(tmp_path: Path) -> None:
-    (tmp_path / "one.json").write_text(json.dumps(result(0, 70.0)))
-    (tmp_path / "two.json").write_text(json.dumps(varied()))
+    write(tmp_path / "runs" / "seq-cifar10" / "one.json", result(0, 70.0))
+    write(tmp_path / "runs" / "seq-cifar10" / "two.json", varied())
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- results -->\nold\n<!-- /results -->\nafter\n")
     main(str(tmp_path), str(page))
@@ -202,11 +218,11 @@ def test_pages_are_written(tmp_path: Path) -> None:
 
 
 def varied() -> dict[str, object]:
-    return {**result(0, 57.5), "config": {"selection": "random", "distillation": False, "seed": 3}}
+    return {**result(0, 57.5), "changed": {"selection": "random", "distillation": False}}
 
 
 def test_runs_with_other_settings_than_their_recipe_have_a_table_of_their_own() -> None:
-    other = {**varied(), "method": "der", "config": {"precision": "tf32", "seed": 0}}
+    other = {**varied(), "method": "der", "changed": {"precision": "tf32"}}
     runs = [result(0, 70.0), other, varied()]
     assert "57.50" not in results_table(runs)
     lines = variations_table(runs).splitlines()

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"cclis: stopped by {signal}", file=sys.stderr)
         return STOPPED
     except BrokenPipeError:
-        # Whoever reads what is printed has closed the pipe.
+        # The reader of the output has closed the pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 

@@ -35,7 +35,8 @@ def run(arguments: Sequence[str]) -> None:
     from rich.table import Column, Table
 
     try:
-        from cclis.tune.tuning import main_head_of, short, tune
+        from cclis.tune.trials import short
+        from cclis.tune.tuning import main_head_of, tune
     except ImportError as error:
         raise InputError(f"tuning needs Optuna ({error}): pip install 'cclis[tune]'") from None
 

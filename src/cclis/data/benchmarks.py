@@ -38,7 +38,7 @@ class Task:
         classes: Its classes, as their indices in order of arrival.
         names: What these classes are called.
         train: Samples to learn from.
-        test: Samples to be judged by.
+        test: Samples to test on.
     """
 
     index: int

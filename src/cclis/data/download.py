@@ -185,7 +185,7 @@ def download(name: str, root: Path, progress: Progress = QUIET) -> Path:
     """Brings the data of the benchmark `name` into `root`, and returns its folder.
 
     What is there already, unpacked or as an archive put there by hand, is not fetched again. An
-    interrupted download goes on where it stopped.
+    interrupted download continues where it stopped.
     """
     archive = _archive(name)
     there = _there(name, root)
@@ -270,7 +270,7 @@ def _quiet(logger: logging.Logger) -> Iterator[None]:
 
 
 class _Fetch:
-    """A downloader for pooch that keeps what has arrived, and goes on from there."""
+    """A downloader for pooch that keeps partial files and continues them."""
 
     def __init__(self, part: Path, archive: Archive, progress: Progress):
         self.part, self.archive, self.progress = part, archive, progress

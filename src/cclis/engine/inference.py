@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from lightning_fabric import Fabric
@@ -43,6 +43,10 @@ class Inference:
     def device(self) -> torch.device:
         """Device of the results."""
         return self._fabric.device
+
+    def numerics(self) -> AbstractContextManager[None]:
+        """Torch's switches as the settings want them, for what else is computed here."""
+        return numerics(self._config, self.device)
 
     def forget(self) -> None:
         """Delete the recordings to free their memory; they are made again when needed."""
@@ -85,7 +89,7 @@ class Inference:
             {"images": images} if uniforms is None else {"images": images, "uniforms": uniforms}
         )
         # One batch at a time, so that a thread that trains on this GPU is not kept waiting.
-        with numerics(self._config, self.device):
+        with self.numerics():
             features, embeddings = self._passes[uniforms is None](inputs)
             # Copied, because the next batch overwrites them.
             return features[:count].clone(), embeddings[:count].clone()

@@ -22,9 +22,9 @@ from cclis.settings import Config, MixOptions, StreamReplayOptions
 ON_THE_HOST = ("replay", "admit")
 """What a memory replays and takes in is decided on the host, which knows how far it is filled."""
 GENERATORS = ("order", "augment", *ON_THE_HOST)
-"""Those that go on from step to step; all others are seeded anew for every task."""
+"""Generators that continue from step to step; all others are seeded anew for every task."""
 OF_AN_EPOCH = ("order", "replay")
-"""Those that are drawn from before an epoch, for all its steps."""
+"""Generators from which all steps of an epoch are drawn at its start."""
 
 Inputs = dict[str, Tensor]
 

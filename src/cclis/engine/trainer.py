@@ -70,8 +70,8 @@ class Position:
 class Trainer:
     """Learns tasks by a method. After a task, its data may be deleted.
 
-    It works in place: a task that is not learned to its end leaves it unusable, and whoever needs
-    what was before restores it from a state.
+    It works in place: a task that is not learned to its end leaves it unusable until a state is
+    restored.
 
     Attributes:
         images: How many images its steps have gone through.

@@ -251,7 +251,8 @@ def fit(name: str, view: View) -> Head:
     """
     if not bool(view.check_batch.features.isfinite().all()):
         raise InputError("the network is no longer finite: a lower learning_rate may help")
-    head = HEADS[name](view)
+    with view.inference.numerics():
+        head = HEADS[name](view)
     # The score of a class without samples is minus infinity.
     scores = head.scores(view.check_batch).masked_fill(head.bias == -torch.inf, 0)
     if not bool(scores.isfinite().all()):

@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any
 
 STOPPED = 75
-"""Exit code of a run that a signal stopped and that can be gone on with."""
+"""Exit code of a run that a signal stopped and that can be resumed."""
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)
 )

@@ -53,7 +53,7 @@ class Batch:
     @property
     def weight(self) -> Tensor:
         """1 for samples that count and 0 for padding, (B,)."""
-        return (~self.padding).to(self.proposal.dtype)
+        return (~self.padding).type_as(self.proposal)
 
     def part(self, number: int) -> Batch:
         """The samples of the task (0), or of one replay (1, ...)."""
@@ -67,12 +67,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class Visible:
-    """What there is to choose from at the end of a task: the memory as it was, then the task.
+    """The samples to choose from at the end of a task: the memory as it was, then the task.
 
     Attributes:
         labels: Classes of the samples, (N,).
-        represent: What the network makes of them under a fresh augmentation at every call, or as
-            they are with `augmented=False`.
+        represent: Gives the network's representation of them, newly augmented at every call, or
+            as they are with `augmented=False`.
         extras: What was kept with those of the memory, by name, (M, ...).
     """
 
@@ -157,7 +157,7 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
 
     Attributes:
         settings: The class of its config; a subclass without settings of its own inherits it.
-        heads: Names of the classifiers this method is judged by.
+        heads: Names of the classifiers that are fitted after a task, the main one last.
         stream: The classes seen so far.
         fan_out: Whether a ResNet starts scaled by its fan-out, as the published learning rates of
             contrastive methods expect, or as torch makes it, as those of classifiers do.

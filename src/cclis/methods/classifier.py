@@ -12,7 +12,7 @@ from cclis.settings import ClassifierConfig, Config
 
 
 class ClassifierMethod(Method[ConfigT, ClassifierNetwork]):
-    """A method whose network ends in a classifier, which it is judged by."""
+    """A method whose network ends in a classifier, its main head."""
 
     settings = ClassifierConfig
     heads: tuple[str, ...] = ("classifier",)

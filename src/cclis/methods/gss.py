@@ -54,7 +54,7 @@ class GSS(ClassifierMethod[GSSConfig]):
 
         with self.network.eval_uncompiled():
             cosines = gradient_cosines(self.network, loss, len(task.labels), len(references.labels))
-        # Where a step is not finite, whoever watches over it says so; nothing is taken in.
+        # A step that is not finite is reported by the trainer; nothing is stored.
         score = (cosines.amax(dim=1) + 1).clamp(0, 2).nan_to_num(2.0)
         batch.to_store["score"] = torch.where((~references.padding).any(), score, FIRST_SCORE)
 

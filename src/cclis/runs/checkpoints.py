@@ -20,7 +20,7 @@ from cclis.errors import InputError
 from cclis.files import pack_tensors, read_json, unpack_tensors, write_atomically, write_json
 
 FORMAT = 3
-"""Raised whenever a checkpoint of before could no longer be gone on from."""
+"""Raised whenever older checkpoints can no longer be resumed."""
 KEPT = 2
 """How many of the newest checkpoints stay, beside those of finished tasks."""
 NAME = re.compile(r"task-(\d{1,9})(?:-step-(\d{1,15}))?")
@@ -78,7 +78,7 @@ class Checkpoints:
             raise InputError(f"{self._manifest(name)} is damaged")
         version, size, digest = (manifest[key] for key in expected)
         try:
-            # The size first, so that no file, however large, is read in vain.
+            # The size first, so that a file of another size is not read at all.
             if path.stat().st_size != size:
                 raise InputError(f"{path} is damaged: it has not the {size} bytes it had")
             content = path.read_bytes()
@@ -119,8 +119,8 @@ class Checkpoints:
         unfinished = [p.stem for p in self._files("*.safetensors") if p.stem not in damaged]
         if damaged or any("step" not in name for name in unfinished):
             raise InputError(
-                f"no checkpoint in {self.folder} can be gone on from; if they are not those of an "
-                "older cclis and all is lost, remove them to begin anew"
+                f"no checkpoint in {self.folder} can be resumed; if they are not those of an "
+                "older cclis and all is lost, remove them to start over"
             )
         self._clean([])
         return None

@@ -63,7 +63,7 @@ class Run:
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """What can be gone on from."""
+        """What the run can be resumed from."""
         return Checkpoints(self.path / "checkpoints")
 
     @property

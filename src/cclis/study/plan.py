@@ -46,7 +46,7 @@ class Planned:
 
     @property
     def log(self) -> Path:
-        """What it says while it runs."""
+        """Its output while it runs."""
         return self.path.with_name(f"{self.name}.log")
 
     @cached_property
@@ -60,12 +60,12 @@ class Planned:
 
     @property
     def begun(self) -> bool:
-        """Whether there is something to go on from."""
+        """Whether there is a run to resume."""
         return (self.path / "config.yaml").is_file()
 
     @property
     def result(self) -> Result:
-        """What came out; an InputError where nothing did."""
+        """Its result; an InputError if there is none."""
         return Run(self.path).result
 
     @property

@@ -233,7 +233,7 @@ def _refuse_foreign(folder: Path) -> None:
 def _refuse_other_settings(run: Planned) -> None:
     """A run that is there must be the one that is asked for."""
     before = None
-    with suppress(InputError):  # what cannot be read fails as a run, and the others go on
+    with suppress(InputError):  # a run that cannot be read fails alone
         before = Run.open(run.path).config.to_dict()
     if before is not None:
         why = f"choose another --output: {run.path} was begun with"

@@ -47,7 +47,7 @@ def run_all(
                 run = _next(waiting, under_way, planned, failed) if len(working) < jobs else None
                 if run is not None:
                     waiting = [other for other in waiting if other.name != run.name]
-                    progress.say(f"{'going on with' if run.begun else 'starting'} {run.name}")
+                    progress.say(f"{'resuming' if run.begun else 'starting'} {run.name}")
                     told, tell = context.Pipe(duplex=False)
                     arguments = (run, tell, threads, *here)
                     started = context.Process(target=_work, args=arguments, daemon=True)
@@ -70,7 +70,7 @@ def run_all(
                 process.terminate()  # it saves what it has, once
             for _, process, _ in working:
                 process.join()
-            raise Interrupted(f"{caught}; go on with the same command") from None
+            raise Interrupted(f"{caught}; the same command resumes it") from None
     # Another study may have ended meanwhile what it would not let go of.
     return {run.name: failed[run.name] for run in todo if run.name in failed and not run.finished}
 
@@ -92,7 +92,7 @@ def _processes() -> SpawnContext | ForkServerContext:
 def _work(
     run: Planned, tell: Connection, threads: int, folder: str, environment: dict[str, str]
 ) -> None:
-    """What the process of a run does; it tells why it fails, as others may write to its log."""
+    """The process of a run. It sends why it fails, as others may write to its log."""
     try:
         _learn(run, threads, folder, environment)
     except Interrupted:

@@ -5,16 +5,12 @@ OUTPUT/trials.csv    the same to read
 OUTPUT/recipe.yaml   the best settings so far, for `cclis train --config`
 OUTPUT/runs/         the run directories of the trials, by the point that they try
 
-Workers that share the output folder share the work: one at a time takes a point, and whoever finds
-that another died does its point again, from the checkpoints it left.
+Workers that share the output folder share the work. One at a time takes a point. A worker that
+finds another one dead resumes its point from the checkpoints that it left.
 """
 
 from __future__ import annotations
 
-import csv
-import hashlib
-import io
-import json
 import logging
 import math
 import shutil
@@ -22,7 +18,6 @@ import statistics
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -30,7 +25,7 @@ from typing import Any
 import optuna
 import yaml
 from filelock import FileLock, Timeout
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from cclis.errors import InputError
@@ -44,32 +39,10 @@ from cclis.runs import Run
 from cclis.runs.records import Evaluation
 from cclis.settings import Config, TuneOptions, merge, names_of, refuse_differences
 from cclis.tune.space import Space, points, space_of, suggest
+from cclis.tune.trials import Trial, as_csv, count_ended, digest, in_words, is_interrupted, ranked
 
 TPE_TRIALS = 50
 TRIALS_BEFORE_PRUNING = 5
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A point that was tried.
-
-    Attributes:
-        number: Its number in the study.
-        state: complete, pruned, failed, interrupted (and done again) or running.
-        accuracy: Mean Class-IL accuracy of the main head on the validation split, if complete.
-        deviation: Standard deviation over the seeds.
-        settings: What was tried.
-        folder: Where its runs lie.
-        error: Why it failed.
-    """
-
-    number: int
-    state: str
-    accuracy: float | None
-    deviation: float | None
-    settings: dict[str, Any]
-    folder: str
-    error: str
 
 
 def tune(
@@ -80,14 +53,14 @@ def tune(
     fixed: Collection[str] = (),
     progress: Progress = QUIET,
 ) -> list[Trial]:
-    """Try settings, and write the best as a recipe; called again, it goes on.
+    """Try settings, and write the best as a recipe; called again, it resumes.
 
     Args:
         config: All other settings, the validation share and the output folder included.
         options: What to try, and how often.
         recipe: The settings that the chosen ones are added to, with the epochs to train for.
         fixed: Settings to leave out of the grid that belongs to the method.
-        progress: Where to show what goes on.
+        progress: Where to show progress.
 
     Returns:
         Every trial of the study, the best first.
@@ -95,9 +68,9 @@ def tune(
     if config.validation is None:
         raise InputError("validation must be given: tuning never looks at the test split")
     if config.output is None:
-        raise InputError("output must be given: the folder that tuning goes on in")
+        raise InputError("output must be given: the folder of the tuning")
     space = space_of(config, options, fixed)
-    benchmark_of(config, progress)  # what is wrong with the data is said before anything is tried
+    benchmark_of(config, progress)  # bad data are refused before anything is tried
     folder = Path(config.output)
     if folder.exists() and not (folder / "workers").is_dir() and any(folder.iterdir()):
         raise InputError(f"{folder} holds something else; choose another --output")
@@ -133,19 +106,19 @@ class _Tuning:
         life = self._folder / "workers" / self._worker
         with (
             FileLock(life),
-            self._progress.bar("tuning", limit, done=_ended(ranked(self._study))) as bar,
+            self._progress.bar("tuning", limit, done=count_ended(ranked(self._study))) as bar,
             Interruption() as stop,
         ):
             stop.waits = True
             try:
                 while (trial := self._next(limit)) is not None:
                     self._try(trial, stop)
-                    bar.reach(_ended(self._write()), "tuning")
+                    bar.reach(count_ended(self._write()), "tuning")
                     stop.check()
             except Interrupted as signal:
                 name = str(signal).split(";", maxsplit=1)[0]
                 life.unlink(missing_ok=True)
-                raise Interrupted(f"{name}; the same command goes on") from None
+                raise Interrupted(f"{name}; the same command resumes it") from None
         life.unlink(missing_ok=True)
         trials = self._write()
         if elsewhere := sum(trial.state == "running" for trial in trials):
@@ -192,11 +165,11 @@ class _Tuning:
             self._give_up_the_dead()
             trials = study.get_trials(deepcopy=False)
             waiting = [t for t in trials if t.state == TrialState.WAITING]  # left by one who died
-            taken = [t.params for t in trials if t not in waiting and not _interrupted(t)]
+            taken = [t.params for t in trials if t not in waiting and not is_interrupted(t)]
             if len(taken) >= limit:
                 return None
             again = (
-                t.params for t in trials if _interrupted(t) and t.params.keys() == space.keys()
+                t.params for t in trials if is_interrupted(t) and t.params.keys() == space.keys()
             )
             left: Iterable[Space] = points(space) if self._grid else again
             point = next((point for point in left if point not in taken), None)
@@ -226,7 +199,7 @@ class _Tuning:
             life.unlink(missing_ok=True)
 
     def _try(self, trial: optuna.Trial, stop: Interruption) -> None:
-        study, said = self._study, _in_words(trial.params)
+        study, said = self._study, in_words(trial.params)
         try:
             found = self._accuracies(trial, stop)
         except optuna.TrialPruned:
@@ -237,7 +210,7 @@ class _Tuning:
             study.tell(trial, state=TrialState.FAIL)
             self._progress.say(f"trial {trial.number}  {said}: failed, {error}")
         except BaseException:
-            study.tell(trial, state=TrialState.FAIL)  # and, without an error, done again
+            study.tell(trial, state=TrialState.FAIL)  # and, without an error, tried again
             raise
         else:
             trial.set_user_attr("accuracies", found)
@@ -253,7 +226,7 @@ class _Tuning:
         for seed in range(self._options.seeds):
             stop.check()
 
-            folder = self._folder / "runs" / _digest(trial.params) / f"seed{seed}"
+            folder = self._folder / "runs" / digest(trial.params) / f"seed{seed}"
             settings = merge(self._config.to_dict(), trial.params, {"output": str(folder)})
             settings |= {"seed": self._config.seed + seed, "map_samples": 0}
             config = make_config(settings.pop("method"), settings)
@@ -287,7 +260,7 @@ class _Tuning:
     def _write(self) -> list[Trial]:
         with self._alone():
             trials = ranked(self._study)
-            write_atomically(self._folder / "trials.csv", _table(trials, self._space).encode())
+            write_atomically(self._folder / "trials.csv", as_csv(trials, self._space).encode())
             if trials[0].state == "complete":
                 write_atomically(self._folder / "recipe.yaml", self._recipe_of(trials).encode())
         return trials
@@ -307,7 +280,7 @@ class _Tuning:
             f"{best.accuracy:.2f} % Class-IL by the head {main_head_of(self._config.method)}, the "
             f"mean of {self._options.seeds} seeds.\n"
         )
-        settings = {**named, **base, **given, **best.settings}
+        settings = merge(named, base, given, best.settings)
         return said + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
 
     def _alone(self) -> FileLock:
@@ -331,62 +304,6 @@ def lags(study: optuna.Study, accuracy: float, step: int) -> bool:
     return len(others) >= TRIALS_BEFORE_PRUNING and accuracy < statistics.quantiles(others, n=4)[0]
 
 
-def ranked(study: optuna.Study) -> list[Trial]:
-    """Every trial of a study, complete ones first and the best of them before the others."""
-    trials = [_as_trial(trial) for trial in study.get_trials(deepcopy=False)]
-    return sorted(
-        trials, key=lambda t: -math.inf if t.accuracy is None else t.accuracy, reverse=True
-    )
-
-
-def _ended(trials: Iterable[Trial]) -> int:
-    """How many need not be tried any more."""
-    return sum(trial.state in ("complete", "pruned", "failed") for trial in trials)
-
-
-def _as_trial(trial: FrozenTrial) -> Trial:
-    complete = trial.state == TrialState.COMPLETE
-    found = trial.user_attrs.get("accuracies", [])
-    state = {TrialState.FAIL: "interrupted" if _interrupted(trial) else "failed"}
-    return Trial(
-        trial.number,
-        state.get(trial.state, trial.state.name.lower()),
-        trial.value if complete else None,
-        statistics.stdev(found) if len(found) > 1 else None,
-        trial.params,
-        f"runs/{_digest(trial.params)}",
-        trial.user_attrs.get("error", ""),
-    )
-
-
-def _interrupted(trial: FrozenTrial) -> bool:
-    return trial.state == TrialState.FAIL and "error" not in trial.user_attrs
-
-
-def _table(trials: list[Trial], space: Space) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["trial", "state", "accuracy", "deviation", *space, "folder", "error"])
-    for trial in trials:
-        settings = [trial.settings.get(name, "") for name in space]
-        numbers = ["" if x is None else f"{x:.4f}" for x in (trial.accuracy, trial.deviation)]
-        writer.writerow([trial.number, trial.state, *numbers, *settings, trial.folder, trial.error])
-    return text.getvalue()
-
-
-def _in_words(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {short(value)}" for name, value in settings.items())
-
-
-def short(value: Any) -> str:
-    """A value as a table shows it."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _digest(settings: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
-
-
 @contextmanager
 def _storage_errors() -> Iterator[None]:
     try:
@@ -395,12 +312,12 @@ def _storage_errors() -> Iterator[None]:
         said = str(error).splitlines()[0]
         raise InputError(f"the study's storage does not work: {said}") from None
     except OSError as error:
-        raise InputError(f"cannot go on tuning: {error}") from None
+        raise InputError(f"cannot continue tuning: {error}") from None
 
 
 @contextmanager
 def _optuna_says(progress: Progress) -> Iterator[None]:
-    """What Optuna would log is said where all else is."""
+    """Show what Optuna logs where everything else is shown."""
 
     class Lines(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
