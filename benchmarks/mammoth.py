@@ -49,7 +49,7 @@ from cclis.methods import make_config
 from cclis.nn.compiling import allow_shapes
 from cclis.nn.network import feature_dimension, make_encoder
 from cclis.runs.records import SCENARIOS
-from cclis.settings import Config, recipe_settings
+from cclis.settings import Config, recipe_for, recipe_settings
 
 METHODS = ("er", "der", "derpp", "icarl", "gem", "gss", "gss normalised")
 STOOD_IN_FOR = (
@@ -72,7 +72,7 @@ def memory_of(benchmark: str) -> int:
 
 def settings_of(benchmark: Benchmark, method: str, seed: int) -> Config:
     memory = memory_of(benchmark.name)
-    settings = recipe_settings(benchmark.name, method, memory)
+    settings = recipe_settings(recipe_for(benchmark.name, method, memory))
     return make_config(settings.pop("method"), {**settings, "memory": memory, "seed": seed})
 
 
@@ -81,7 +81,7 @@ def ours(benchmark: Benchmark, method: str, seed: int) -> Iterator[Accuracies]:
     config, tests = settings_of(benchmark, method, seed), []
     trainer = Trainer(config, benchmark.image_shape, benchmark.classes)
     for task, classes in zip(benchmark, benchmark.task_sizes, strict=True):
-        learned = trainer.learn(task.train, classes)
+        *_, learned = trainer.learn(task.train, classes)
         tests.append(task.test)
         heads, sizes = trainer.method.heads, trainer.task_sizes
         found = evaluate(trainer.inference, heads, learned.visible, tests, sizes, config, seed)

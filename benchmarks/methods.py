@@ -26,11 +26,11 @@ from summary import write_summary
 
 from cclis.data.images import ImageSet
 from cclis.engine.devices import device_name
-from cclis.engine.records import Epoch
+from cclis.engine.events import EpochEnded
 from cclis.engine.trainer import Trainer
 from cclis.methods import keeps_samples, make_config
-from cclis.settings import Config, recipe_settings
-from tests.conftest import METHODS
+from cclis.methods.registry import OURS
+from cclis.settings import Config, recipe_for, recipe_settings
 
 TASK = 10_000
 """Images of a task of Seq-CIFAR-10."""
@@ -49,7 +49,10 @@ def images_of(count: int, first: int) -> ImageSet:
 def recipe_config(method: str, **changed: Any) -> Config:
     """A method's recipe for Seq-CIFAR-10 and, where it keeps samples, a memory of 200; changed."""
     memory = 200 if keeps_samples(method) else 0
-    settings = recipe_settings("seq-cifar10", method, memory) | {"memory": memory, **changed}
+    settings = recipe_settings(recipe_for("seq-cifar10", method, memory)) | {
+        "memory": memory,
+        **changed,
+    }
     return make_config(settings.pop("method"), settings)
 
 
@@ -63,12 +66,11 @@ def cost(method: str, count: int, width: int) -> dict[str, Any]:
     for task in range(TASKS):
         # With a memory mixed in, a whole task has fewer steps than its part would say.
         steps = trainer._replay.mix(TASK, trainer.task_sizes)[0].steps
-        ends: list[tuple[int, float]] = []
-
-        def note(epoch: Epoch, ends: list[tuple[int, float]] = ends) -> None:
-            ends.append((epoch.step, time.perf_counter()))
-
-        trainer.learn(images_of(count, 2 * task), 2, note)
+        ends = [
+            (event.record.step, time.perf_counter())
+            for event in trainer.learn(images_of(count, 2 * task), 2)
+            if isinstance(event, EpochEnded)
+        ]
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         # The first epoch compiles, warms up and records.
@@ -88,9 +90,7 @@ def cost(method: str, count: int, width: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a few small batches alone")
-    parser.add_argument(
-        "--methods", nargs="+", choices=METHODS, default=list(METHODS), help="beside er"
-    )
+    parser.add_argument("--methods", nargs="+", choices=OURS, default=list(OURS), help="beside er")
     parser.add_argument(
         "--out", type=Path, default=Path("results/speed/methods"), help="folder to write into"
     )

@@ -27,15 +27,11 @@ from methods import PART, images_of, recipe_config
 from summary import write_summary
 
 from cclis.engine.devices import device_name
-from cclis.engine.records import Epoch
+from cclis.engine.events import EpochEnded
 from cclis.engine.trainer import Trainer
-from tests.conftest import METHODS
+from cclis.methods.registry import OURS
 
 CONTROL = "nvidia-cuda-mps-control"
-
-
-class OverError(Exception):
-    """The time to count is over."""
 
 
 def learn(method: str, quick: bool, seconds: float, ready: Barrier, found: Queue[float]) -> None:
@@ -44,22 +40,19 @@ def learn(method: str, quick: bool, seconds: float, ready: Barrier, found: Queue
     config = recipe_config(method, epochs=10**6, first_epochs=None, **small)
     trainer = Trainer(config, (32, 32, 3), 2)
     count = 128 if quick else PART
-    begun: list[float] = []
-
-    def watch(epoch: Epoch) -> None:
-        if not begun:
+    begun = None
+    for event in trainer.learn(images_of(count, 0), 2):
+        if not isinstance(event, EpochEnded):
+            continue
+        if begun is None:
             # The first epoch compiles, warms up and records.
             ready.wait()
-            begun.append(time.perf_counter())
-        elif (passed := time.perf_counter() - begun[0]) > seconds:
-            found.put(epoch.epoch * count / passed)
-            raise OverError
-
-    try:
-        trainer.learn(images_of(count, 0), 2, watch)
-    except OverError:
-        # Nobody stops while another still counts.
-        ready.wait()
+            begun = time.perf_counter()
+        elif (passed := time.perf_counter() - begun) > seconds:
+            found.put(event.record.epoch * count / passed)
+            break
+    # Nobody stops while another still counts.
+    ready.wait()
 
 
 def together(method: str, runs: int, quick: bool, seconds: float) -> list[float]:
@@ -96,7 +89,7 @@ def side_by_side(yes: bool) -> Iterator[None]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--method", choices=METHODS, default="er")
+    parser.add_argument("--method", choices=OURS, default="er")
     parser.add_argument("--runs", nargs="+", type=int, default=[1, 2, 4])
     parser.add_argument("--seconds", type=float, default=6)
     parser.add_argument("--mps", action="store_true", help="kernels side by side, not in turns")

@@ -7,14 +7,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cclis.experiment.loop import versions
+from cclis.experiment.versions import versions
 
 
 def write_summary(folder: Path, device: str, found: dict[str, Any], suffix: str = "") -> None:
     """A JSON named after the device, with the versions of what ran there and the date."""
     about = {
         "device": device,
-        "versions": versions(),
+        "versions": versions("cclis"),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
     folder.mkdir(parents=True, exist_ok=True)

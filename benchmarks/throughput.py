@@ -30,6 +30,7 @@ from torch import Tensor
 from cclis.data.augment import augment, draw_uniforms
 from cclis.data.images import ImageSet
 from cclis.engine.devices import device_name, peak_memory
+from cclis.engine.events import EpochEnded
 from cclis.engine.trainer import Trainer
 from cclis.methods import Batch, make_config
 from cclis.nn.compiling import compiled, seconds_compiling
@@ -63,13 +64,12 @@ def training_speed(
     trainer = make_trainer(side, batch, epochs, **settings)
     found: dict[str, Any] = {"side": side, "batch": batch, **settings}
     for name, first in (("first_task", 0), ("with_teacher", 2)):
-        ends: list[float] = []
-
-        def tick(_: object, ends: list[float] = ends) -> None:
-            ends.append(time.perf_counter())
-
         started = time.perf_counter()
-        trainer.learn(images_of(side, count, first), 2, tick)
+        ends = [
+            time.perf_counter()
+            for event in trainer.learn(images_of(side, count, first), 2)
+            if isinstance(event, EpochEnded)
+        ]
         steps = -(-(count + len(trainer.memory) * (first > 0)) // batch)
         # The first third of the epochs compiles, warms up and records.
         skip = epochs // 3
@@ -106,7 +106,7 @@ def parts_of_a_step(side: int, batch: int) -> dict[str, float]:
     data = images_of(side, batch, 0).to(fabric.device)
     uniforms = draw_uniforms(batch, torch.Generator(device=fabric.device))
     augmented = compiled(lambda i, c: augment(i, config, c), on_gpu)
-    batch_now = Batch(augmented(data.images, uniforms), data.labels, torch.ones_like(uniforms[0]))
+    batch_now = Batch.of_task(augmented(data.images, uniforms), data.labels)
     method.begin_task(2)
     losses = compiled(method.losses, on_gpu)
     teacher = compiled(method.frozen_copy().similarity, on_gpu)
@@ -167,6 +167,7 @@ def kernels_of_a_step(side: int, batch: int) -> dict[str, Any]:
         "images": data.images,
         "labels": data.labels,
         "proposal": torch.ones_like(uniforms[0]),
+        **dict.fromkeys(("replayed", "padding"), torch.zeros_like(data.labels, dtype=torch.bool)),
         "uniforms": uniforms,
     }
     for _ in range(10):

@@ -20,7 +20,8 @@ from hypothesis import HealthCheck, settings
 from torch import Tensor
 
 from cclis.data.images import ImageSet
-from cclis.engine.trainer import Trainer
+from cclis.engine.events import StepDone, TaskLearned
+from cclis.engine.trainer import Description, Trainer
 from cclis.files import pack_tensors, unpack_tensors
 from cclis.methods.registry import OURS, get
 from cclis.progress import Progress
@@ -73,20 +74,22 @@ def normal(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=seeded(seed), dtype=torch.float64)
 
 
-def state_after(steps: int, trainer: Trainer, task: ImageSet) -> tuple[dict[str, Tensor], Any]:
-    """What a trainer's state is in the middle of a task of two classes, where it stops."""
-    found: list[Any] = []
+def learn(trainer: Trainer, task: ImageSet, classes: int, *, again: bool = False) -> TaskLearned:
+    """Learn a task to its end; returns the last event."""
+    *_, learned = trainer.learn(task, classes, again=again)
+    assert isinstance(learned, TaskLearned)
+    return learned
 
-    def stop() -> None:
-        found.append(None)
-        if len(found) == steps:
-            # As files hold it: in another order.
-            found[:] = unpack_tensors(pack_tensors(*trainer.state()), "state")
-            raise InterruptedError
 
-    with pytest.raises(InterruptedError):
-        trainer.learn(task, 2, on_step=stop)
-    return found[0], found[1]
+def state_after(
+    steps: int, trainer: Trainer, task: ImageSet
+) -> tuple[dict[str, Tensor], Description]:
+    """A trainer's state in the middle of a task of two classes, where it is stopped."""
+    events = (event for event in trainer.learn(task, 2) if isinstance(event, StepDone))
+    for _ in range(steps):
+        next(events)
+    # As files hold it: in another order.
+    return unpack_tensors(pack_tensors(*trainer.state()), "state")
 
 
 class Bars(Progress):

@@ -135,6 +135,9 @@ class PlacesMode(TorchFunctionMode):
                 args = (what, CARD, where.dtype)
             elif where in ("cuda", torch.device("cuda")):
                 args = (what, CARD, *args[2:])
+        if func is Tensor.new_tensor and isinstance(args[0], CardTensor):
+            like = {"dtype": args[0].dtype, "device": CARD}
+            return torch.tensor(*args[1:], **{**like, **(kwargs or {})})
         found = func(*args, **(kwargs or {}))
         source = (kwargs or {}).get("generator")
         if isinstance(source, CardGenerator) and source.device.type != found.device.type:

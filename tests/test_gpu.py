@@ -20,13 +20,14 @@ from torch import Tensor
 from cclis import ContinualLearner
 from cclis.data.images import ImageSet
 from cclis.engine.inference import Inference
+from cclis.engine.step import Step
 from cclis.engine.trainer import Trainer
 from cclis.errors import InputError
 from cclis.experiment.interruption import Interrupted
-from cclis.experiment.loop import Journey, resume, train
+from cclis.experiment.loop import resume, train
 from cclis.methods import keeps_samples, make_config
 from cclis.runs.directory import Run
-from tests.conftest import METHODS, quick
+from tests.conftest import METHODS, learn, quick
 
 pytestmark = pytest.mark.usefixtures("card")
 GPU = torch.cuda.is_available()
@@ -45,15 +46,15 @@ def test_a_deterministic_run_that_was_stopped_ends_the_same(
 
     straight = train(config("straight"))
     calls = []
-    step = Journey.step
+    step = Step.__call__
 
-    def stopping(journey: Journey) -> None:
+    def stopping(*given: Any) -> Any:
         calls.append(None)
         if len(calls) == 17:
             os.kill(os.getpid(), signal.SIGTERM)
-        step(journey)
+        return step(*given)
 
-    monkeypatch.setattr(Journey, "step", stopping)
+    monkeypatch.setattr(Step, "__call__", stopping)
     with pytest.raises(Interrupted):
         train(config("stopped"))
     stopped = Run.open(tmp_path / "stopped")
@@ -108,7 +109,7 @@ def test_recorded_passes_see_the_weights_as_they_are(precision: Any) -> None:
         return [part for each in found for part in (each.features, each.embeddings)]
 
     for first in (0, 2):
-        trainer.learn(images(256, first), 2)
+        learn(trainer, images(256, first), 2)
         recorded, again = both(trainer.inference), both(trainer.inference)
         fresh = Inference(trainer.method.network, trainer.fabric, config)
         fresh._passes = [fresh._pass, fresh._pass]
@@ -124,19 +125,19 @@ def test_a_full_memory_says_which_batch_fits() -> None:
     task = ImageSet(images, torch.arange(2048) % 2)
     settings = {"device": "cuda", "encoder": "resnet18", "epochs": 1, "precision": "fp32"}
 
-    def learn(batch: int) -> None:
+    def learn_in(batch: int) -> None:
         config = make_config("cclis", {**settings, "batch_size": batch, "score_passes": 1})
-        Trainer(config, (32, 32, 3), 2).learn(task, 2)
+        learn(Trainer(config, (32, 32, 3), 2), task, 2)
 
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(0.04)
     try:
         with pytest.raises(InputError, match="batch_size") as said:
-            learn(2048)
+            learn_in(2048)
         found = re.search(
             r"batches of 2048 images of 32×32; batch_size (\d+) would", str(said.value)
         )
         assert found is not None, said.value
-        learn(int(found[1]))
+        learn_in(int(found[1]))
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

@@ -44,6 +44,13 @@ def test_it_computes_what_the_host_does() -> None:
 
 
 @on_a_card
+def test_a_tensor_made_like_one_on_the_card_lies_there() -> None:
+    card = torch.ones(3, device=CARD)
+    assert card.new_tensor([1.0]).device == card.new_zeros(2).device == CARD
+    assert card.new_tensor(1.0, dtype=torch.float64).dtype == torch.float64
+
+
+@on_a_card
 @pytest.mark.parametrize(
     "work",
     [
@@ -91,6 +98,7 @@ def test_what_mixes_card_and_host_is_refused(work: Callable[[Tensor, Tensor], ob
         lambda card, host: host.to("cuda"),
         lambda card, host: host.to(card),
         lambda card, host: torch.tensor([1.0], device=CARD),
+        lambda card, host: card.new_tensor([1.0]),
     ],
 )
 def test_a_recording_refuses_what_waits_for_the_host(
@@ -165,6 +173,8 @@ def test_afterwards_the_machine_is_as_it_was() -> None:
     with pretended_card():
         device.make_fabric(RunOptions(device="cuda", deterministic=True))
         torch.set_float32_matmul_precision("high")
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = not torch.backends.cudnn.benchmark
         assert settings() != before
     assert settings() == before
     assert originals() == ORIGINALS

@@ -44,8 +44,8 @@ def test_a_log_shows_how_far_it_is_and_how_long_it_takes(plain):
         bar.advance()
         bar.advance(2, note="loss 0.5")
     first, second, last = text(plain).splitlines()
-    assert re.fullmatch(r"training  1/4  ETA \d+ s", first)
-    assert re.fullmatch(r"training  3/4  ETA \d+ s  loss 0\.5", second)
+    assert re.fullmatch(r"training  1/4  ETA \d+\.\d s", first)
+    assert re.fullmatch(r"training  3/4  ETA \d+\.\d s  loss 0\.5", second)
     assert re.fullmatch(r"training  3/4  \d+\.\d s  loss 0\.5", last)
     assert "\x1b" not in raw(plain)
 
@@ -55,7 +55,7 @@ def test_the_eta_is_in_proportion_to_what_is_left(plain, monkeypatch):
     monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
     with plain.bar("training", 100) as bar:
         bar.advance(25)
-    assert "ETA 90 s" in text(plain)
+    assert "ETA 1 min 30 s" in text(plain)
 
 
 def test_the_eta_of_work_gone_on_with_counts_what_was_done_since(plain, monkeypatch):
@@ -63,7 +63,7 @@ def test_the_eta_of_work_gone_on_with_counts_what_was_done_since(plain, monkeypa
     monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
     with plain.bar("training", 100, done=60) as bar:
         bar.advance(10)
-    assert "training  70/100  ETA 90 s" in text(plain)
+    assert "training  70/100  ETA 1 min 30 s" in text(plain)
 
 
 def test_work_that_did_not_go_on_leaves_no_line(plain):

@@ -14,10 +14,10 @@ SPEEDS = (
 )
 
 
-def speed_table(found: Sequence[Summary]) -> str:
+def speed_table(machines: Sequence[Summary]) -> str:
     """Images a second of training, and what it is made of."""
     lines = []
-    for machine in found:
+    for machine in machines:
         lines += [
             f"{machine['device']}, torch {machine['versions']['torch']}, "
             f"{machine['matmul_tflops']:.0f} TFLOP/s in a bf16 matrix product:",
@@ -50,7 +50,7 @@ def speed_table(found: Sequence[Summary]) -> str:
     return "\n".join(lines)
 
 
-def compiling_table(found: Sequence[Summary]) -> str:
+def compiling_table(machines: Sequence[Summary]) -> str:
     """What ways to compile pointwise kernels cost and give."""
     rows = [
         [
@@ -60,14 +60,14 @@ def compiling_table(found: Sequence[Summary]) -> str:
             f"{way['images_per_second']:,.0f}",
             machine["device"],
         ]
-        for machine in found
+        for machine in machines
         for way in machine["ways"]
     ]
     header = ("method", "pointwise kernels", "first epoch over after", "images/s then", "device")
     return markdown(header, rows)
 
 
-def methods_table(found: Sequence[Summary]) -> str:
+def methods_table(machines: Sequence[Summary]) -> str:
     """What learning Seq-CIFAR-10 costs by each method."""
     rows = [
         [
@@ -79,14 +79,14 @@ def methods_table(found: Sequence[Summary]) -> str:
             f"{cost['images_per_second']:,.0f}",
             machine["device"],
         ]
-        for machine in found
+        for machine in machines
         for method, cost in machine["methods"].items()
     ]
     columns = ("method", "a run", "× ER", "its last task", "× ER", "images/s then", "device")
     return markdown(columns, rows)
 
 
-def parts_table(found: Sequence[Summary]) -> str:
+def parts_table(machines: Sequence[Summary]) -> str:
     """Batches replayed apart: in one pass through the network, and one after another."""
     rows = [
         [
@@ -96,12 +96,12 @@ def parts_table(found: Sequence[Summary]) -> str:
             f"{machine['ratio']:.2f}",
             machine["device"],
         ]
-        for machine in found
+        for machine in machines
     ]
     return markdown(("batches", "one by one", "in one pass", "ratio", "device"), rows)
 
 
-def sharing_table(found: Sequence[Summary]) -> str:
+def sharing_table(machines: Sequence[Summary]) -> str:
     """What several runs make of one GPU together."""
     rows = [
         [
@@ -112,7 +112,7 @@ def sharing_table(found: Sequence[Summary]) -> str:
             f"{row['images_per_second'] / machine['rows'][0]['images_per_second']:.2f}",
             machine["device"],
         ]
-        for machine in found
+        for machine in machines
         for row in machine["rows"]
     ]
     columns = ("method", "kernels", "runs", "images/s together", "× the first", "device")

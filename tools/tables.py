@@ -52,8 +52,7 @@ def summary_table(results: Sequence[Run]) -> str:
     Where a head has fewer runs than there are, their number stands behind.
     """
     groups = _rows([run for run in results if not variation(run)])
-    found = {head for _, runs in groups for run in runs for head in run["class_il"]}
-    heads = sorted(found, key=_place_of_head)
+    heads = _heads_of([run for _, runs in groups for run in runs])
     rows = []
     for (benchmark, method, memory), runs in groups:
         published = paper_row(benchmark, memory, method)
@@ -94,23 +93,23 @@ def alone_table(results: Sequence[Run]) -> str:
     return markdown([*which, "in all", "training", "of it compiling", "device", "note"], rows)
 
 
-def differing_table(found: Sequence[Run]) -> str:
+def differing_table(runs: Sequence[Run]) -> str:
     """Accuracies of runs that differ in one thing alone, which their notes name."""
-    heads = list(found[0]["class_il"]) if found else []
+    heads = list(runs[0]["class_il"]) if runs else []
     columns = [f"{title}, {head}" for title in ("Class-IL", "Task-IL") for head in heads]
     rows = []
-    for run in found:
+    for run in runs:
         cells = [run[s][head]["accuracy"] for s in SCENARIOS for head in heads]
         rows.append([run["note"], *(f"{cell:.2f}" for cell in cells)])
     return markdown(("", *columns), rows)
 
 
-def beside_table(results: Sequence[Run], found: Sequence[Run]) -> str:
+def beside_table(results: Sequence[Run], others: Sequence[Run]) -> str:
     """Runs of another rule, each beside the one that has the same settings and seed."""
     which = ("benchmark", "memory", "method", "seed")
     ours = {tuple(run[key] for key in which): run for run in results if not variation(run)}
     rows = []
-    for other in found:
+    for other in others:
         key = tuple(other[key] for key in which)
         head = _compared_head(other)
         pairs = [
@@ -122,17 +121,17 @@ def beside_table(results: Sequence[Run], found: Sequence[Run]) -> str:
     return markdown((*which, "Class-IL", "the other", "Task-IL", "the other"), rows)
 
 
-def course_table(results: Sequence[Run], found: Sequence[Run]) -> str:
+def course_table(results: Sequence[Run], others: Sequence[Run]) -> str:
     """Class-IL accuracy after each task and all scores at the end, of what was published, of ours,
     and of runs by other rules, some of which may not have ended."""
-    if not found:
+    if not others:
         return ""
-    tasks = len(found[0]["task_sizes"])
-    which = {key: found[0][key] for key in ("benchmark", "memory", "method")}
+    tasks = len(others[0]["task_sizes"])
+    which = {key: others[0][key] for key in ("benchmark", "memory", "method")}
     published = _by_head(published_rows(**which), [])
     rows = [[where, "", *["–"] * (tasks - 1), *cells] for where, *cells, _ in published]
     same = [run for run in results if which.items() <= run.items() and not variation(run)]
-    for run in (*({**run, "rule": "ours"} for run in same), *found):
+    for run in (*({**run, "rule": "ours"} for run in same), *others):
         head = _compared_head(run)
         matrix = run["class_il"][head]["matrix"]
         course = [f"{statistics.fmean(row[: task + 1]):.2f}" for task, row in enumerate(matrix)]
@@ -144,23 +143,23 @@ def course_table(results: Sequence[Run], found: Sequence[Run]) -> str:
     return markdown(("rule", "seed", "Class-IL after 1 task", *columns, *SCORES), rows)
 
 
-def heads_table(found: Sequence[Run]) -> str:
+def heads_table(analysed: Sequence[Run]) -> str:
     """Class-IL accuracy of a run's representation under several classifiers."""
     runs = [
-        f"{f['benchmark']}, {f['method']}, memory {f['memory']}, seed {f['seed']}" for f in found
+        f"{f['benchmark']}, {f['method']}, memory {f['memory']}, seed {f['seed']}" for f in analysed
     ]
     rows = [
         [same[0]["classifier"], *(f"{row['class_il']:.2f}" for row in same)]
-        for same in zip(*(f["classifiers"] for f in found), strict=True)
+        for same in zip(*(f["classifiers"] for f in analysed), strict=True)
     ]
     return markdown(("classifier", *runs), rows)
 
 
-def mammoth_table(results: Sequence[Run], found: Sequence[Run]) -> str:
-    """What the baselines reach, there or else in the results, and what Mammoth's code does."""
+def mammoth_table(results: Sequence[Run], machines: Sequence[Run]) -> str:
+    """The baselines beside Mammoth's code; ours from the same file, or else from the results."""
     groups = dict(_rows([run for run in results if not variation(run)]))
     rows = []
-    for machine in found:
+    for machine in machines:
         benchmark, memory = machine["benchmark"], machine["memory"]
         for method, theirs in machine["mammoth"].items():
             runs = groups.get((benchmark, method, memory), [])
@@ -254,8 +253,8 @@ def with_tables(text: str, by_name: Mapping[str, str]) -> str:
     places = 0
     for name, table in by_name.items():
         start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
-        before, found, rest = text.partition(start)
-        if found:
+        before, marker, rest = text.partition(start)
+        if marker:
             text = before + start + table + end + rest.partition(end)[2]
             places += 1
     if not places:
@@ -278,12 +277,16 @@ def _by_head(published: Mapping[str, Run], runs: Sequence[Run]) -> Table:
         if numbers:
             cells = [_published(numbers.get(s, {}).get(key)) for s, key in COLUMNS]
             rows.append([f"*{where}*", *cells, ""])
-    found = {head for run in runs for head in run["class_il"]}
-    for head in sorted(found, key=_place_of_head):
+    for head in _heads_of(runs):
         having = [run for run in runs if head in run["class_il"]]
         cells = [spread([run[s][head][key] for run in having]) for s, key in COLUMNS]
         rows.append([head, *cells, str(len(having))])
     return rows
+
+
+def _heads_of(runs: Sequence[Run]) -> list[str]:
+    """The heads that any of the runs has, in the order of the tables."""
+    return sorted({head for run in runs for head in run["class_il"]}, key=_place_of_head)
 
 
 def _place_of_head(head: str) -> tuple[int, str]:

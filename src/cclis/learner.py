@@ -56,7 +56,10 @@ class Published:
                 f"images of (height, width, channels) {tuple(pixels.shape[1:])}, "
                 f"but {shape} were learned"
             )
-        return self.head.scores(self.snapshot.inference(pixels))
+        inference = self.snapshot.inference
+        represented = inference(pixels)
+        with inference.numerics():
+            return self.head.scores(represented)
 
 
 class ContinualLearner:
@@ -233,6 +236,7 @@ class ContinualLearner:
         settings["device"] = device or settings["device"]
         named, labels = settings.pop("encoder"), description["labels"]
         learner = cls(
+            memory=settings.pop("memory"),
             encoder=encoder or named,
             head=description["head"]["name"],
             progress=progress,

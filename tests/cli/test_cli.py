@@ -69,7 +69,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["train", "--config", "seq-cifar10/cclis-20"], "unknown recipe"),
         (["train", "--config"], "expected one argument"),
         (["train", "--batch_size", "1"], "batch_size must be at least 2"),
-        (["train", "--image_size", "9"], "image_size is for image-folder alone"),
+        (["train", "--image_size", "9"], "image_size is for image-folder only"),
         (["evaluate", "gone"], "not a run directory"),
         (["evaluate"], "required"),
         (["data", "cifar"], "unknown dataset 'cifar'"),

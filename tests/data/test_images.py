@@ -197,7 +197,7 @@ def test_what_cannot_become_an_array_is_refused(images):
 
 
 def test_one_colour_image_is_not_taken_for_many_grey_ones():
-    with pytest.raises(InputError, match="looks like one colour image"):
+    with pytest.raises(InputError, match="looks like a single colour image"):
         as_uint8_images(np.zeros((8, 9, 3), dtype=np.uint8))
 
 

@@ -117,20 +117,6 @@ def test_a_seed_for_all_global_generators_is_put_back() -> None:
     assert numbers_again == numbers
 
 
-def test_deterministic_kernels_are_asked_for_and_never_switched_off() -> None:
-    before = torch.are_deterministic_algorithms_enabled()
-    try:
-        torch.use_deterministic_algorithms(False)
-        make_fabric(RunOptions(device="cpu"))
-        assert not torch.are_deterministic_algorithms_enabled()
-        make_fabric(RunOptions(device="cpu", deterministic=True))
-        assert torch.are_deterministic_algorithms_enabled()
-        make_fabric(RunOptions(device="cpu"))
-        assert torch.are_deterministic_algorithms_enabled()
-    finally:
-        torch.use_deterministic_algorithms(before)
-
-
 def test_images_stay_on_the_host_as_asked_or_where_a_gpu_is_too_small(monkeypatch) -> None:
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8 << 30, 80 << 30))

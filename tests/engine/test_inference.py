@@ -35,7 +35,8 @@ def test_what_the_caller_has_switched_on_changes_nothing(inference: Inference) -
         assert torch.equal(plain.embeddings, other.embeddings)
 
 
-def test_threads_take_turns(inference: Inference) -> None:
+def test_threads_share_a_network_in_eval_mode(inference: Inference) -> None:
+    inference.network.eval()
     alone = [inference(images(index)).embeddings for index in range(4)]
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda index: inference(images(index % 4)).embeddings, range(16)))

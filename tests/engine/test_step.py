@@ -17,12 +17,13 @@ from torch.nn import BatchNorm2d
 from cclis import load_benchmark
 from cclis.data.augment import augment, draw_uniforms
 from cclis.data.images import ImageSet
+from cclis.engine.events import EpochEnded, StepDone
 from cclis.engine.recording import WARMUP
 from cclis.engine.trainer import Trainer
 from cclis.methods import keeps_samples, make_config
 from cclis.nn.network import _encode
 from cclis.nn.parts import PartBatchNorm2d
-from tests.conftest import METHODS, QUICK, state_after
+from tests.conftest import METHODS, QUICK, learn, state_after
 from tests.pretended_card import WAITS
 
 GPU = torch.cuda.is_available()
@@ -46,7 +47,7 @@ def test_a_step_is_what_plain_torch_does() -> None:
     twin = Trainer(config, task.shape, 2)
     network = twin.method.network
     network.fit_normalisation(task.images)
-    trainer.learn(task, 2)
+    learn(trainer, task, 2)
 
     order = torch.randperm(24, generator=twin._replay.generators["order"])
     images = augment(
@@ -80,7 +81,11 @@ def after_tasks(
     trainer = make(method, **settings)
     losses: list[float] = []
     for first in range(0, 2 * tasks, 2):
-        trainer.learn(colours(256, first), 2, lambda epoch: losses.append(epoch.loss))
+        losses += [
+            event.record.loss
+            for event in trainer.learn(colours(256, first), 2)
+            if isinstance(event, EpochEnded)
+        ]
     return trainer.state()[0], losses
 
 
@@ -131,8 +136,8 @@ def test_a_step_waits_for_the_card_only_where_the_host_decides(method: str) -> N
     memory = 20 if keeps_samples(method) else 0
     trainer = make(method, compile=True, epochs=1, batch_size=32, memory=memory)
     for first in (0, 2):
-        waits: list[int] = []
-        trainer.learn(colours(256, first), 2, on_step=lambda w=waits: w.append(len(WAITS)))
+        events = trainer.learn(colours(256, first), 2)
+        waits = [len(WAITS) for event in events if isinstance(event, StepDone)]
     # The last comes after the epoch, whose losses are read.
     each = [after - before for before, after in pairwise(waits[:-1])]
     assert len(each) > WARMUP
@@ -144,10 +149,9 @@ def test_a_step_waits_for_the_card_only_where_the_host_decides(method: str) -> N
 def test_turning_the_gradient_is_recorded_too() -> None:
     trainer = make("gem", compile=True)
     for first in (0, 2):
-        seen: list[bool] = []
-        trainer.learn(
-            colours(256, first), 2, on_step=lambda s=seen: s.append(trainer._step._apply_recorded.recorded)
-        )
+        events = trainer.learn(colours(256, first), 2)
+        steps = (event for event in events if isinstance(event, StepDone))
+        seen = [trainer._step._apply_recorded.recorded for _ in steps]
         # Once the step is replayed, from its fourth call on, turning warms up and is recorded.
         assert seen.index(True) == 2 * WARMUP if first else not any(seen)
 
@@ -211,7 +215,7 @@ def test_a_run_compiles_the_encoder_twice_and_the_losses_twice(monkeypatch: Any)
     trainer = make(compile=True)
     found = []
     for first in range(0, 8, 2):
-        trainer.learn(colours(256, first), 2)
+        learn(trainer, colours(256, first), 2)
         # To train, and to score; from the second task on the latter serves the teacher too.
         encoder = torch._dynamo.eval_frame._debug_get_cache_entry_list(_encode.__code__)
         found.append((len(encoder), torch._dynamo.utils.counters["stats"]["unique_graphs"]))
@@ -233,10 +237,10 @@ def test_deterministic_runs_agree_bit_by_bit_wherever_the_images_lie() -> None:
 def test_a_state_from_the_middle_of_a_task_goes_on_exactly(steps: int, method: str) -> None:
     straight, stopped = (make(method, compile=True, deterministic=True) for _ in range(2))
     for trainer in (straight, stopped):
-        trainer.learn(colours(256, 0), 2)
+        learn(trainer, colours(256, 0), 2)
     resumed = Trainer.from_state(*state_after(steps, stopped, colours(256, 2)))
     for trainer in (straight, resumed):
-        trainer.learn(colours(256, 2), 2)
+        learn(trainer, colours(256, 2), 2)
     first, second = straight.state()[0], resumed.state()[0]
     assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -245,13 +249,15 @@ def test_a_state_from_the_middle_of_a_task_goes_on_exactly(steps: int, method: s
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_after_a_step_that_is_not_finite_nothing_is_updated_in_that_task(device: str) -> None:
     trainer = make(device=device, compile=device == "cuda")
-    trainer.learn(colours(256, 0), 2)
+    learn(trainer, colours(256, 0), 2)
     step = trainer._step
     step.begin_task(done=3)
     uniforms = draw_uniforms(64, trainer._replay.generators["augment"])
     batch = colours(64, 0).to(device)
     proposal = torch.ones(64, device=device)
-    good = {**vars(batch), "proposal": proposal, "uniforms": uniforms}
+    mask = torch.zeros(64, dtype=torch.bool, device=device)
+    good = {**vars(batch), "proposal": proposal, "replayed": mask, "padding": mask}
+    good["uniforms"] = uniforms
     # Images that are augmented by random numbers of NaN are NaN.
     bad = {**good, "uniforms": torch.full_like(uniforms, torch.nan)}
     for _ in range(5):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import gc
 import subprocess
 import sys
@@ -15,13 +16,15 @@ from torch import Tensor, nn
 from cclis import load_benchmark
 from cclis.data.images import ImageSet
 from cclis.engine.devices import out_of_memory
+from cclis.engine.events import EpochEnded, StepDone, TaskTrained
+from cclis.engine.records import Epoch
 from cclis.engine.replay import Replay
 from cclis.engine.step import Step
 from cclis.engine.trainer import Position, Trainer
 from cclis.errors import InputError
 from cclis.files import read_tensors, write_tensors
 from cclis.methods import make_config
-from tests.conftest import QUICK, quick
+from tests.conftest import QUICK, learn, quick
 
 SHAPE = (8, 8, 1)
 
@@ -38,13 +41,14 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def learn(trainer: Trainer, tasks: range, **settings: Any) -> list[dict[str, Any]]:
-    records: list[dict[str, Any]] = []
+def learn_digits(trainer: Trainer, tasks: range, **settings: Any) -> list[Epoch]:
     digits = load_benchmark("split-digits", **settings)
-    for index in tasks:
-        task = digits[index]
-        trainer.learn(task.train, len(task.classes), records.append)
-    return records
+    return [record for index in tasks for record in epochs(trainer, digits[index].train)]
+
+
+def epochs(trainer: Trainer, task: ImageSet) -> list[Epoch]:
+    """Learn a task of two classes; returns the records of its epochs."""
+    return [event.record for event in trainer.learn(task, 2) if isinstance(event, EpochEnded)]
 
 
 def test_learning_goes_on_after_the_data_of_earlier_tasks_are_deleted() -> None:
@@ -52,7 +56,7 @@ def test_learning_goes_on_after_the_data_of_earlier_tasks_are_deleted() -> None:
     gone = []
     for index in range(5):
         task = load_benchmark("split-digits")[index]
-        trainer.learn(task.train, len(task.classes))
+        learn(trainer, task.train, len(task.classes))
         gone.append(weakref.ref(task.train.images))
         task.train.images.zero_()
         del task
@@ -67,7 +71,7 @@ def test_the_memory_is_balanced_full_and_shrinks_old_classes() -> None:
     trainer = make(epochs=1, memory=23)
     sizes = []
     for index in range(5):
-        learn(trainer, range(index, index + 1))
+        learn_digits(trainer, range(index, index + 1))
         assert trainer.memory.samples is not None
         counts = trainer.memory.samples.labels.bincount()
         assert len(trainer.memory) == 23
@@ -81,7 +85,7 @@ def test_the_memory_is_balanced_full_and_shrinks_old_classes() -> None:
 def test_the_same_seed_gives_the_same_bits_and_another_does_not() -> None:
     first, second, other = make(seed=3), make(seed=3), make(seed=4)
     for trainer in (first, second, other):
-        learn(trainer, range(2))
+        learn_digits(trainer, range(2))
     assert same(weights(first), weights(second))
     assert same(first.memory.state(), second.memory.state())
     assert not same(weights(first), weights(other))
@@ -89,29 +93,25 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not() -> None:
 
 def test_chance_elsewhere_changes_nothing() -> None:
     first, second = make(), make()
-    learn(first, range(1))
+    learn_digits(first, range(1))
     torch.manual_seed(99)
     np.random.seed(99)
     torch.rand(7)
     before = torch.get_rng_state()
-    learn(second, range(1))
+    learn_digits(second, range(1))
     assert same(weights(first), weights(second))
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_a_saved_state_goes_on_exactly(tmp_path) -> None:
     whole, half = make(), make()
-    learn(whole, range(3))
-    learn(half, range(2))
+    learn_digits(whole, range(3))
+    learn_digits(half, range(2))
     write_tensors(tmp_path / "state.safetensors", *half.state())
     resumed = Trainer.from_state(*read_tensors(tmp_path / "state.safetensors"))
-    learn(resumed, range(2, 3))
+    learn_digits(resumed, range(2, 3))
     assert same(weights(whole), weights(resumed))
     assert same(whole.memory.state(), resumed.memory.state())
-
-
-class EnoughError(Exception):
-    """Raised in the middle of training, as a signal would be."""
 
 
 @pytest.mark.parametrize("steps", [1, 5, 9, 10, 11, 20])
@@ -120,26 +120,25 @@ def test_a_state_from_the_middle_of_a_task_goes_on_exactly(
     tmp_path: Path, index: int, steps: int
 ) -> None:
     straight, stopped = make(), make()
-    whole = learn(straight, range(index + 1))
-    learn(stopped, range(index))
+    whole = learn_digits(straight, range(index + 1))
+    learn_digits(stopped, range(index))
     task = load_benchmark("split-digits")[index].train
     file, taken, records = tmp_path / "middle.safetensors", 0, []
-
-    def save() -> None:
-        nonlocal taken
-        taken += 1
+    for event in stopped.learn(task, 2):
+        if isinstance(event, EpochEnded):
+            records.append(event.record)
+        taken += isinstance(event, StepDone)
         if taken == steps:
             write_tensors(file, *stopped.state())
-            raise EnoughError
-
-    with pytest.raises(EnoughError):
-        stopped.learn(task, 2, records.append, save)
+            break
     resumed = Trainer.from_state(*read_tensors(file))
-    resumed.learn(task, 2, records.append)
+    records += epochs(resumed, task)
     assert same(straight.state()[0], resumed.state()[0])
     assert straight.state()[1] == resumed.state()[1]
-    mine = [{k: v for k, v in r.items() if k != "images_per_second"} for r in records]
-    theirs = [{k: v for k, v in r.items() if k != "images_per_second"} for r in whole]
+    mine, theirs = (
+        [dataclasses.replace(record, images_per_second=0.0) for record in each]
+        for each in (records, whole)
+    )
     assert mine == theirs[2 * index :]
 
 
@@ -159,7 +158,7 @@ def test_numbers_that_are_not_finite_update_nothing(monkeypatch, bad: str) -> No
     update, updates = trainer._optimizer._sgd.step, []
     monkeypatch.setattr(trainer._optimizer._sgd, "step", lambda: updates.append(update()))
     with pytest.raises(InputError, match="task 1, epoch 1, step 4 of 10"):
-        learn(trainer, range(1))
+        learn_digits(trainer, range(1))
     assert len(updates) == 3
     trained = [f"encoder.{name}" for name, _ in trainer.method.network.encoder.named_parameters()]
     assert all(torch.equal(seen[3][name], seen[-1][name]) for name in trained)
@@ -181,11 +180,11 @@ def test_one_thread_draws_an_epoch_and_all_take_the_steps(monkeypatch: pytest.Mo
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        learn(make(), range(1))
+        learn_digits(make(), range(1))
         assert (drawing, stepping, torch.get_num_threads()) == ({1}, {2}, 2)
         monkeypatch.setattr(Replay, "_plan", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            learn(make(), range(1))
+            learn_digits(make(), range(1))
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -194,7 +193,7 @@ def test_one_thread_draws_an_epoch_and_all_take_the_steps(monkeypatch: pytest.Mo
 def test_images_that_stay_on_the_host_teach_the_same() -> None:
     near, far = make(images="device"), make(images="host")
     for trainer in (near, far):
-        learn(trainer, range(2))
+        learn_digits(trainer, range(2))
     assert same(near.state()[0], far.state()[0])
 
 
@@ -206,27 +205,27 @@ def test_room_for_more_classes_changes_nothing_for_those_there() -> None:
             if name != "prototypes":
                 tight.method.network.state_dict()[name].copy_(value)
     for trainer in (roomy, tight):
-        learn(trainer, range(1))
+        learn_digits(trainer, range(1))
     torch.testing.assert_close(
         roomy.method.network.prototypes[:2], tight.method.network.prototypes, rtol=0, atol=1e-6
     )
-    learn(tight, range(1, 2))
+    learn_digits(tight, range(1, 2))
     assert tight.method.network.classes == 4
     momentum = tight.state()[0]
     assert any(value.shape == (4, 128) for name, value in momentum.items() if "momentum" in name)
 
 
 def test_records_tell_the_losses_and_the_schedule() -> None:
-    records = learn(make(epochs=10, warmup_epochs=2, learning_rate=0.2), range(2))
-    assert [(r["task"], r["epoch"]) for r in records] == [(t, e) for t in (0, 1) for e in range(10)]
-    assert records[0]["losses"].keys() == {"contrast"}
-    assert records[-1]["losses"].keys() == {"contrast", "distill"}
-    assert all(r["loss"] == pytest.approx(sum(r["losses"].values())) for r in records)
-    rates = [r["learning_rate"] for r in records[:10]]
+    records = learn_digits(make(epochs=10, warmup_epochs=2, learning_rate=0.2), range(2))
+    assert [(r.task, r.epoch) for r in records] == [(t, e) for t in (0, 1) for e in range(10)]
+    assert records[0].losses.keys() == {"contrast"}
+    assert records[-1].losses.keys() == {"contrast", "distill"}
+    assert all(r.loss == pytest.approx(sum(r.losses.values())) for r in records)
+    rates = [r.learning_rate for r in records[:10]]
     assert max(rates) <= 0.2
     assert rates[0] < rates[1]
     assert rates[-1] < 0.02
-    assert records[0]["loss"] > records[9]["loss"]
+    assert records[0].loss > records[9].loss
 
 
 @pytest.mark.parametrize(
@@ -281,7 +280,7 @@ def after_two_tasks(**changed: Any) -> dict[str, Tensor]:
     key = str(changed)
     if key not in _cache:
         trainer = make(**changed)
-        learn(trainer, range(2), limit=30)
+        learn_digits(trainer, range(2), limit=30)
         _cache[key] = weights(trainer) | trainer.memory.state()
     return _cache[key]
 
@@ -291,14 +290,14 @@ def after_colour(**changed: Any) -> dict[str, Tensor]:
     images = torch.randint(0, 256, (12, 24, 24, 3), dtype=torch.uint8, generator=rng)
     config = make_config("cclis", {**QUICK, "width": 4, "epochs": 1, **changed})
     trainer = Trainer(config, (24, 24, 3), 2)
-    trainer.learn(ImageSet(images, torch.arange(12) % 2), 2)
+    learn(trainer, ImageSet(images, torch.arange(12) % 2), 2)
     return weights(trainer)
 
 
 def test_images_are_normalised_by_the_first_task() -> None:
     trainer = make()
     task = load_benchmark("split-digits")[0].train
-    trainer.learn(task, 2)
+    learn(trainer, task, 2)
     values = task.images.double() / 255
     network = trainer.method.network
     assert float(network.mean) == pytest.approx(float(values.mean()), rel=1e-6)
@@ -309,7 +308,7 @@ def test_your_own_encoder_is_copied_and_trained() -> None:
     encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.ReLU())
     before = encoder[1].weight.clone()
     trainer = Trainer(make_config("cclis", QUICK), SHAPE, 2, encoder=encoder)
-    learn(trainer, range(1))
+    learn_digits(trainer, range(1))
     assert torch.equal(encoder[1].weight, before)
     assert not torch.equal(trainer.method.network.encoder[1].weight, before)
 
@@ -329,7 +328,7 @@ def test_a_task_that_does_not_fit_is_refused(
     trainer = make()
     before = weights(trainer)
     with pytest.raises(InputError, match=part):
-        trainer.learn(ImageSet(images.to(torch.uint8), torch.tensor(labels)), new)
+        learn(trainer, ImageSet(images.to(torch.uint8), torch.tensor(labels)), new)
     assert same(before, weights(trainer))
     assert trainer.method.seen == 0
 
@@ -341,7 +340,7 @@ def test_a_loss_that_is_not_finite_stops_the_run() -> None:
         match=r"no longer finite in task 1, epoch 1, step [12] of \d+ "
         r"\(.*learning_rate 1e\+30.*distill_weight 0\.6.*precision auto\)",
     ):
-        learn(trainer, range(1))
+        learn_digits(trainer, range(1))
 
 
 def test_weights_of_another_network_are_refused() -> None:
@@ -353,38 +352,44 @@ def test_weights_of_another_network_are_refused() -> None:
 
 def test_memory_zero_still_learns() -> None:
     trainer = make(memory=0)
-    learn(trainer, range(2))
+    learn_digits(trainer, range(2))
     assert len(trainer.memory) == 0
     assert trainer.method.seen == 4
 
 
-def interrupt(record: dict[str, Any]) -> None:
-    raise InterruptedError
-
-
 @pytest.mark.parametrize("room", [4, 2])
-def test_an_interrupted_task_leaves_everything_as_it_was(room: int) -> None:
-    straight, interrupted = make(classes=room), make(classes=room)
-    for trainer in (straight, interrupted):
-        learn(trainer, range(1))
+@pytest.mark.parametrize("last", [StepDone, EpochEnded, TaskTrained])
+def test_a_trainer_stopped_in_a_task_learns_nothing_until_it_is_restored(
+    room: int, last: type[object]
+) -> None:
+    straight, stopped = make(classes=room), make(classes=room)
+    for trainer in (straight, stopped):
+        learn_digits(trainer, range(1))
     task = load_benchmark("split-digits")[1].train
-    tensors, description = interrupted.state()
-    before = {name: value.clone() for name, value in tensors.items()}
-    with pytest.raises(InterruptedError):
-        interrupted.learn(task, 2, interrupt)
-    after, described = interrupted.state()
-    assert description == described
-    assert same(before, after)
-    for trainer in (straight, interrupted):
-        trainer.learn(task, 2)
-    assert same(weights(straight), weights(interrupted))
+    tensors, description = stopped.state()
+    before = {name: value.clone() for name, value in tensors.items()}, description
+    events = stopped.learn(task, 2)
+    while not isinstance(next(events), last):
+        pass
+    events.close()
+    with pytest.raises(RuntimeError, match="stopped in the middle of a task: restore a state"):
+        stopped.learn(task, 2)
+    stopped.restore(*before)
+    assert stopped.state()[1] == description
+    assert same(stopped.state()[0], before[0])
+    for trainer in (straight, stopped):
+        learn(trainer, task, 2)
+    assert same(weights(straight), weights(stopped))
 
 
 def test_the_first_task_can_be_tried_again_after_it_diverged() -> None:
     trainer = make(learning_rate=1e30, momentum=0.0, warmup_epochs=0)
+    tensors, description = trainer.state()
+    before = {name: value.clone() for name, value in tensors.items()}, description
     for _ in range(2):
         with pytest.raises(InputError, match="no longer finite"):
-            learn(trainer, range(1))
+            learn_digits(trainer, range(1))
+        trainer.restore(*before)
 
 
 def test_few_channels_on_many_pixels_do_not_crash_the_cpus_convolutions() -> None:
@@ -396,7 +401,7 @@ from cclis.engine.devices import out_of_memory
 from cclis.engine.trainer import Position, Trainer
 config = make_config("cclis", dict(width=8, epochs=1, batch_size=8, memory=4, device="cpu"))
 images = torch.randint(0, 256, (16, 64, 64, 3), dtype=torch.uint8)
-Trainer(config, (64, 64, 3), 2).learn(ImageSet(images, torch.arange(16) % 2), 2)
+*_, learned = Trainer(config, (64, 64, 3), 2).learn(ImageSet(images, torch.arange(16) % 2), 2)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -405,7 +410,7 @@ Trainer(config, (64, 64, 3), 2).learn(ImageSet(images, torch.arange(16) % 2), 2)
 @pytest.mark.parametrize("gone", ["generator.order", "memory.labels", "network.mean"])
 def test_a_state_that_lacks_a_tensor_is_refused(gone: str) -> None:
     trainer = make()
-    learn(trainer, range(1))
+    learn_digits(trainer, range(1))
     tensors, description = trainer.state()
     del tensors[gone]
     with pytest.raises(InputError):
@@ -428,30 +433,31 @@ def test_a_full_gpu_says_what_would_fit(monkeypatch, room: int, said: str) -> No
 
     monkeypatch.setattr(trainer.method, "losses", with_little_memory)
     monkeypatch.setattr(trainer._step, "_losses", with_little_memory)
-    before = weights(trainer)
+    encoder = [parameter.clone() for parameter in trainer.method.network.encoder.parameters()]
     with pytest.raises(InputError, match=f"too small for batches of 32 images of 8×8.*{said}"):
-        learn(trainer, range(1))
-    assert same(before, weights(trainer))
+        learn_digits(trainer, range(1))
+    after = trainer.method.network.encoder.parameters()
+    assert all(torch.equal(a, b) for a, b in zip(encoder, after, strict=True))
 
 
 def test_a_task_begun_is_not_another_one() -> None:
     trainer = make()
     trainer._position = Position(2, trainer._replay.drawn())
     with pytest.raises(InputError, match="a task of 2 classes was begun, not one of 3"):
-        trainer.learn(load_benchmark("split-digits", tasks=[3, 2])[0].train, 3)
+        learn(trainer, load_benchmark("split-digits", tasks=[3, 2])[0].train, 3)
 
 
 @pytest.mark.parametrize("method", ["er", "der", "derpp", "gcr", "gem", "gss", "icarl", "co2l"])
 def test_a_full_gpu_says_what_would_fit_with_every_method(monkeypatch, method: str) -> None:
     trainer = Trainer(make_config(method, {**quick(method), "memory": 20, "padding": 1}), SHAPE, 4)
-    learn(trainer, range(1))
+    learn_digits(trainer, range(1))
 
     def full(batch: Any) -> dict[str, Tensor]:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(trainer._step, "_losses", full)
     with pytest.raises(InputError, match="batch_size 16 would fit"):
-        learn(trainer, range(1, 2))
+        learn_digits(trainer, range(1, 2))
 
 
 def test_a_gpu_that_is_full_when_samples_are_scored_says_so(monkeypatch) -> None:
@@ -462,7 +468,7 @@ def test_a_gpu_that_is_full_when_samples_are_scored_says_so(monkeypatch) -> None
 
     monkeypatch.setattr(trainer.method, "select_exemplars", full)
     with pytest.raises(InputError, match="too small to score images of 8×8: use smaller images"):
-        learn(trainer, range(1))
+        learn_digits(trainer, range(1))
 
 
 def test_other_errors_are_not_taken_for_a_full_gpu(monkeypatch) -> None:
@@ -473,7 +479,7 @@ def test_other_errors_are_not_taken_for_a_full_gpu(monkeypatch) -> None:
 
     monkeypatch.setattr(trainer.method, "select_exemplars", wrong)
     with pytest.raises(RuntimeError, match="shapes do not match"):
-        learn(trainer, range(1))
+        learn_digits(trainer, range(1))
 
 
 def test_a_failure_that_hides_behind_another_is_found() -> None:

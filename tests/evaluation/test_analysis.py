@@ -8,7 +8,7 @@ from cclis.engine.trainer import Trainer
 from cclis.evaluation.accuracy import evaluate
 from cclis.evaluation.analysis import analyse, confusion, evenly_spaced
 from cclis.methods import make_config
-from tests.conftest import quick
+from tests.conftest import learn, quick
 
 
 def test_confusions_against_a_loop() -> None:
@@ -41,7 +41,7 @@ def test_what_is_kept_of_the_last_evaluation(method: str) -> None:
     digits = load_benchmark("split-digits")
     trainer = Trainer(config, digits.image_shape, digits.classes)
     task = digits[0]
-    learned = trainer.learn(task.train, 2)
+    learned = learn(trainer, task.train, 2)
     found = evaluate(
         trainer.inference, trainer.method.heads, learned.visible, [task.test], [2], config, 0
     )

@@ -210,7 +210,9 @@ def test_proposals_in_the_memory(digits: ImageSet) -> None:
         def seen(represent: Inference = represent) -> Representation:
             return represent(digits.images)
 
-        exemplars = method.select_exemplars(Visible(digits.labels, seen), 12, torch.Generator().manual_seed(0))
+        exemplars = method.select_exemplars(
+            Visible(digits.labels, seen), 12, torch.Generator().manual_seed(0)
+        )
         memory = Memory(12)
         memory.replace(digits[exemplars.indices], exemplars.proposal)
         again = Memory(12)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,13 @@ import torch
 
 import cclis
 from cclis.cli import main
+from cclis.engine.events import Event
+from cclis.engine.trainer import Trainer
 from cclis.errors import InputError
 from cclis.experiment import loop as experiment
-from cclis.experiment.loop import Journey, reevaluate, resume, train
+from cclis.experiment import versions
+from cclis.experiment.loop import resume, train
+from cclis.experiment.reevaluation import reevaluate
 from cclis.methods import make_config
 from cclis.progress import Progress
 from cclis.runs.directory import Run
@@ -144,7 +149,7 @@ def test_evaluating_again_gives_the_same_numbers(run: Run) -> None:
 
 def test_evaluating_with_other_settings_gives_other_numbers(run: Run) -> None:
     other = dataclasses.replace(run.config, probe_learning_rate=3.0, mean_passes=4)
-    found = reevaluate(run, options=other)
+    found = reevaluate(run, config=other)
     assert found.class_il["linear"] != run.result.class_il["linear"]
 
 
@@ -154,7 +159,7 @@ def test_evaluating_with_other_settings_gives_other_numbers(run: Run) -> None:
     ids=str,
 )
 def test_every_setting_of_the_probe_changes_it(run: Run, changed: dict[str, Any]) -> None:
-    found = reevaluate(run, options=dataclasses.replace(run.config, **changed))
+    found = reevaluate(run, config=dataclasses.replace(run.config, **changed))
     assert found.class_il["linear"].matrix != run.result.class_il["linear"].matrix
     assert found.class_il["means"] == run.result.class_il["means"]
 
@@ -222,12 +227,13 @@ def test_a_first_task_of_a_baseline_is_taken_over(method: str, tmp_path) -> None
     taken = quick(tmp_path / "taken", start_from=str(first.path), **common)
     assert numbers(taken.result) == numbers(first.result)
     if method == "er":
-        with pytest.raises(InputError, match="other settings: memory 20 → 30"):
+        with pytest.raises(InputError, match="it was learned with memory 20, not 30"):
             quick(tmp_path / "no", start_from=str(first.path), **{**common, "memory": 30})
 
 
 def test_a_first_task_of_other_settings_is_not_taken_over(run: Run, tmp_path) -> None:
-    with pytest.raises(InputError, match=r"other settings: seed 0 → 1; learning_rate 0\.1 → 0\.2"):
+    said = r"it was learned with seed 0, not 1; learning_rate 0\.1, not 0\.2"
+    with pytest.raises(InputError, match=said):
         quick(
             tmp_path / "run",
             memory=40,
@@ -248,12 +254,12 @@ def test_a_run_is_resumed_with_its_own_settings_alone(run: Run, tmp_path, change
     (copy.path / "result.json").unlink()
     name = next(iter(changed))
     other = make_config("cclis", {**_settings(copy), **changed})
-    with pytest.raises(InputError, match=f"its own settings: {name} .* → "):
+    with pytest.raises(InputError, match=f"cannot resume: the run used {name} .*, not "):
         resume(copy, other)
     # Nor does it help to change them in the run's own file.
     settings = read_yaml(copy.path / "config.yaml") | changed
     (copy.path / "config.yaml").write_text(json.dumps(settings))
-    with pytest.raises(InputError, match=f"the checkpoint has others: {name} .* → "):
+    with pytest.raises(InputError, match=f"the checkpoint was written with {name} .*, not "):
         resume(copy, other)
 
 
@@ -271,7 +277,7 @@ def test_a_run_is_resumed_on_its_own_data_alone(tmp_path) -> None:
     done = quick(tmp_path / "run", benchmark="npz", data=str(tmp_path / "own.npz"))
     (done.path / "result.json").unlink()
     write(44)
-    with pytest.raises(InputError, match="another stream: samples 40 → 44"):
+    with pytest.raises(InputError, match="another stream: it had samples 40, not 44"):
         resume(done, done.config)
 
 
@@ -282,10 +288,10 @@ def test_other_test_samples_are_another_stream(tmp_path) -> None:
     for name, tested in (("a", x[:8]), ("b", x[8:16])):
         np.savez(tmp_path / f"{name}.npz", x_train=x, y_train=y, x_test=tested, y_test=y[:8])
     done = quick(tmp_path / "run", benchmark="npz", data=str(tmp_path / "a.npz"))
-    with pytest.raises(InputError, match="another stream: digest"):
+    with pytest.raises(InputError, match="another stream: it had digest"):
         reevaluate(done, data=str(tmp_path / "b.npz"))
     (done.path / "result.json").unlink()
-    with pytest.raises(InputError, match="another stream: digest"):
+    with pytest.raises(InputError, match="another stream: it had digest"):
         resume(done, dataclasses.replace(done.config, data=str(tmp_path / "b.npz")))
 
 
@@ -312,7 +318,7 @@ def test_a_run_whose_checkpoints_are_gone_says_that_it_begins_anew(tmp_path) -> 
     progress = Progress(quiet=True)
     progress.say = said.append  # type: ignore[method-assign]
     assert resume(done, done.config, progress).result.class_il == before.class_il
-    assert f"no checkpoint is left in {done.path}: it begins anew" in said
+    assert f"no checkpoint is left in {done.path}: it starts from the beginning" in said
 
 
 def test_a_run_goes_on_with_as_many_threads_as_it_was_begun_with(tmp_path, monkeypatch) -> None:
@@ -359,10 +365,10 @@ def test_a_first_task_of_other_data_is_not_taken_over(tmp_path) -> None:
         np.savez(tmp_path / f"{name}.npz", x_train=x, y_train=y, x_test=x[:8], y_test=y[:8])
     first = quick(tmp_path / "run", benchmark="npz", data=str(tmp_path / "a.npz"))
     other = {"benchmark": "npz", "data": str(tmp_path / "b.npz")}
-    with pytest.raises(InputError, match="another stream: digest"):
+    with pytest.raises(InputError, match="another stream: it had digest"):
         quick(tmp_path / "other", start_from=str(first.path), **other)
     (first.path / "result.json").unlink()
-    with pytest.raises(InputError, match="another stream: digest"):
+    with pytest.raises(InputError, match="another stream: it had digest"):
         resume(first, dataclasses.replace(first.config, data=other["data"]))
 
 
@@ -385,15 +391,19 @@ def test_seconds_and_images_add_up_over_an_interruption(tmp_path, monkeypatch) -
 
 
 def test_bars_of_a_run_that_goes_on_begin_where_it_was(tmp_path, monkeypatch) -> None:
-    def interrupt(journey: Journey) -> None:
-        if len(journey.trainer.task_sizes) == 1 and journey.trainer.steps == 4:
-            journey.save()
-            raise InterruptedError
+    learn = Trainer.learn
 
+    def stopped(trainer: Trainer, *task: Any) -> Iterator[Event]:
+        for event in learn(trainer, *task):
+            yield event
+            if len(trainer.task_sizes) == 1 and trainer.steps == 4:
+                raise InterruptedError
+
+    settings = {"tasks": [2, 2], "epochs": 2, "batch_size": 120, "limit": 180}
     with monkeypatch.context() as stopping:
-        stopping.setattr(Journey, "step", interrupt)
+        stopping.setattr(Trainer, "learn", stopped)
         with pytest.raises(InterruptedError):
-            quick(tmp_path / "run", "er", tasks=[2, 2], epochs=2, batch_size=120, limit=180)
+            quick(tmp_path / "run", "er", checkpoint_minutes=0.0, **settings)
     half, bars = Run.open(tmp_path / "run"), Bars()
     resume(half, half.config, bars)
     # Three steps an epoch: one is over, and one step of the second is done.
@@ -407,7 +417,7 @@ def test_runs_tell_one_code_from_another(run: Run, tmp_path, monkeypatch) -> Non
         path = tmp_path / str(number) / f"{name}.py"
         path.parent.mkdir(parents=True)
         path.write_text(text)
-        digests.add(experiment.source_digest(tmp_path / str(number)))
+        digests.add(versions.source_digest(tmp_path / str(number)))
     assert len(digests) == 4
     assert run.result.versions["cclis"].startswith(f"{cclis.__version__}+")
 
@@ -420,7 +430,7 @@ def test_runs_tell_one_code_from_another(run: Run, tmp_path, monkeypatch) -> Non
     resume(copy, copy.config, progress)
     assert not [line for line in said if "other bits" in line]
     (copy.path / "result.json").unlink()
-    monkeypatch.setattr(experiment, "source_digest", lambda _: "another")
+    monkeypatch.setattr(versions, "source_digest", lambda _: "another")
     resume(copy, copy.config, progress)
     assert [line for line in said if "another" in line and "other bits" in line]
 
@@ -472,7 +482,7 @@ def test_a_report_of_damaged_files_is_refused_and_the_page_stays(
 def test_a_method_without_a_probe_is_evaluated_without_its_settings(tmp_path, capsys) -> None:
     path = quick(tmp_path / "er", "er", memory=8, tasks=[2, 2], limit=20).path
     assert main(["evaluate", str(path), "--probe_epochs", "3"]) == 2
-    assert "er is judged without probe_epochs" in capsys.readouterr().err
+    assert "er has no setting probe_epochs" in capsys.readouterr().err
     assert main(["evaluate", str(path)]) == 0
 
 

@@ -18,23 +18,26 @@ from typing import Any
 import pytest
 import torch
 
-from cclis.cli.app import STOPPED
+from cclis.experiment.interruption import STOPPED
 from cclis.runs.directory import Run
 from tests.conftest import FIGURES, QUICK
+from tests.experiment.process import start
 
 KILLS = int(os.environ.get("CCLIS_KILLS", "5"))
 COMMAND = [sys.executable, "-c", "from cclis.cli import entry; entry()"]
 SETTINGS = {
     **QUICK,
-    "epochs": 12,
+    "tasks": "[2,2,2]",
+    "epochs": 10,
     "memory": 40,
     "threads": 1,
-    "probe_epochs": 20,
-    "mean_passes": 4,
-    "score_passes": 10,
+    "probe_epochs": 10,
+    "mean_passes": 2,
+    "score_passes": 6,
     "limit": 60,
     "checkpoint_minutes": 0.001,
 }
+TASKS = 3
 TIMES = ("images_per_second", "seconds")
 
 
@@ -42,22 +45,13 @@ def flags(**settings: Any) -> list[str]:
     return [part for k, v in {**SETTINGS, **settings}.items() for part in (f"--{k}", str(v))]
 
 
-def start(*arguments: str, **popen: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*COMMAND, "train", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **popen,
-    )
-
-
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The run that nothing happened to."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    done = start("--output", str(folder), *flags())
-    assert done.wait() == 0, done.communicate()[1]
+    process = start("--output", str(folder), *flags())
+    errors = process.wait()
+    assert process.returncode == 0, errors
     return Run.open(folder)
 
 
@@ -69,7 +63,7 @@ def log_of(run: Run) -> list[str]:
 
 def assert_same_end(run: Run, other: Run) -> None:
     """Weights, momentum, memory, generators, matrices and log, bit by bit."""
-    for index in range(5):
+    for index in range(TASKS):
         tensors, there = run.checkpoints.load(f"task-{index}")
         others, theirs = other.checkpoints.load(f"task-{index}")
         assert tensors.keys() == others.keys()
@@ -87,7 +81,7 @@ def at_random(rng: random.Random) -> Callable[[Path], bool]:
     def now(folder: Path) -> bool:
         nonlocal until
         if until is None and (folder / "metrics.jsonl").exists():
-            until = time.monotonic() + rng.uniform(0, 2)
+            until = time.monotonic() + rng.uniform(0, 0.8)
         return until is not None and time.monotonic() > until
 
     return now
@@ -115,10 +109,10 @@ def after_training(rng: random.Random) -> Callable[[Path], bool]:
         nonlocal seen, until
         # 60 samples a class; the memory of 40 joins from the second task on.
         ends = {p.name for p in (folder / "checkpoints").glob("task-*-step-*.json")}
-        ends = {n for n in ends if n == "task-0-step-48.json" or n.endswith("-step-60.json")}
+        ends = {n for n in ends if n == "task-0-step-40.json" or n.endswith("-step-50.json")}
         seen = ends if seen is None else seen
         if until is None and ends - seen:
-            until = time.monotonic() + rng.uniform(0, 0.6)
+            until = time.monotonic() + rng.uniform(0, 0.3)
         return until is not None and time.monotonic() > until
 
     return now
@@ -143,14 +137,14 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(
             if process.poll() is not None:
                 break
             process.kill()
-            process.communicate()
+            process.wait()
             kills, hits[kind] = kills + 1, hits[kind] + 1
             if not (folder / "config.yaml").exists():
                 shutil.rmtree(folder, ignore_errors=True)
                 process = start("--output", str(folder), *flags())
             else:
                 process = start("--resume", str(folder))
-        _, errors = process.communicate()
+        errors = process.wait()
         assert process.returncode == 0, errors
         assert_same_end(Run.open(folder), uninterrupted)
         left = {p.name for p in (folder / "checkpoints").iterdir()} - {"newest.json"}
@@ -172,23 +166,25 @@ def test_a_signal_saves_and_says_how_to_go_on(name: str, uninterrupted: Run, tmp
     while not (folder / "metrics.jsonl").exists():
         time.sleep(0.002)
     process.send_signal(getattr(signal, name))
-    _, errors = process.communicate()
+    errors = process.wait()
     assert process.returncode == STOPPED
     hint = f"cclis train --resume {shlex.quote(str(folder))}"
-    assert f"stopped by {name}; go on with: {hint}" in errors
+    assert f"stopped by {name}; resume with: {hint}" in errors
     assert "Traceback" not in errors
     assert len(Run.open(folder).checkpoints.names) >= 1
+    if name != "SIGTERM":
+        return  # the same checkpoint
     process = start("--resume", str(folder))
-    _, errors = process.communicate()
+    errors = process.wait()
     assert process.returncode == 0, errors
-    assert "going on in task" in errors
+    assert "resumed in task" in errors
     assert_same_end(Run.open(folder), uninterrupted)
 
 
 def test_a_second_signal_ends_at_once(tmp_path) -> None:
     # Steps of seconds: the first signal waits for the end of one, the second does not. Where a step
     # happens to end in between, the first one is heeded, and it is tried again.
-    long = {"encoder": "resnet50", "width": 64, "batch_size": 400, "limit": 200, "epochs": 50}
+    long = {"encoder": "resnet18", "width": 64, "batch_size": 400, "limit": 200, "epochs": 50}
     for number in range(5):
         folder = tmp_path / str(number)
         process = start("--output", str(folder), *flags(**long, checkpoint_minutes=60))
@@ -197,7 +193,7 @@ def test_a_second_signal_ends_at_once(tmp_path) -> None:
         process.send_signal(signal.SIGTERM)
         time.sleep(0.1)
         process.send_signal(signal.SIGTERM)
-        process.communicate()
+        process.wait()
         if process.returncode != STOPPED:
             break
     assert process.returncode == -signal.SIGTERM
@@ -209,9 +205,9 @@ def test_two_processes_on_one_run_are_refused(tmp_path) -> None:
     while not (folder / "metrics.jsonl").exists():
         time.sleep(0.01)
     second = start("--resume", str(folder))
-    _, errors = second.communicate()
+    errors = second.wait()
     first.kill()
-    first.communicate()
+    first.wait()
     assert second.returncode == 2
     assert f"another process is working on {folder}" in errors
 
@@ -250,7 +246,8 @@ def test_a_full_disk_is_a_sentence_and_the_last_checkpoint_is_whole(tmp_path) ->
     assert not [p for p in (saved / "checkpoints").iterdir() if p.name.startswith(".")]
     # With room again, the run goes on to its end.
     process = start("--resume", str(saved), "--checkpoint_minutes", "5")
-    assert process.wait() == 0, process.communicate()[1]
+    errors = process.wait()
+    assert process.returncode == 0, errors
 
 
 def test_a_read_only_output_is_said_before_training(tmp_path) -> None:
@@ -284,16 +281,24 @@ def test_a_run_needs_no_network(uninterrupted: Run, tmp_path) -> None:
     assert_same_end(Run.open(tmp_path / "run"), uninterrupted)
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "manifest", "lost"])
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
-    damage: str, uninterrupted: Run, tmp_path: Path
-) -> None:
-    folder = tmp_path / "run"
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was killed in its last task."""
+    folder = tmp_path_factory.mktemp("killed") / "run"
     process = start("--output", str(folder), *flags())
-    while not (folder / "checkpoints" / "task-2.json").exists():
+    while not (folder / "checkpoints" / "task-1.json").exists():
         time.sleep(0.002)
     process.kill()
-    process.communicate()
+    process.wait()
+    return folder
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "manifest", "lost"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
+    damage: str, uninterrupted: Run, killed: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(killed, folder)
     names = Run.open(folder).checkpoints.names
     newest = names[-1]
     file = folder / "checkpoints" / f"{newest}.safetensors"
@@ -313,7 +318,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     else:
         file.with_suffix(".json").write_text("{")
     process = start("--resume", str(folder))
-    _, errors = process.communicate()
+    errors = process.wait()
     assert process.returncode == 0, errors
     assert newest in errors
     assert "going back to the" in errors

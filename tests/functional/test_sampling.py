@@ -381,7 +381,7 @@ def memories(draw: st.DrawFn) -> tuple[Tensor, Tensor, int, int]:
 
 
 def sets_drawn_in_turn(odds: list[float], keep: int) -> dict[tuple[int, ...], float]:
-    """Probability of every set of `select_exemplars`, drawing one after another without replacement."""
+    """Probability of every set of this size, drawing one after another without replacement."""
     probabilities: dict[tuple[int, ...], float] = {}
     for order in itertools.permutations(range(len(odds)), keep):
         probability, left = 1.0, sum(odds)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from cclis.functional.losses import prd, sample_nce
-from cclis.methods import CCLIS, Batch, Visible
-from cclis.methods.cclis import CCLISConfig
+from cclis.methods import Batch, Visible
+from cclis.methods.cclis import CCLIS, CCLISConfig
 from cclis.nn.network import PrototypeNetwork, Representation
 
 
@@ -22,7 +22,9 @@ def make(**settings: Any) -> CCLIS:
 def batch(labels: list[int], proposal: list[float] | None = None) -> Batch:
     images = torch.rand(len(labels), 1, 4, 4, generator=torch.Generator().manual_seed(1))
     g = torch.tensor(proposal) if proposal else torch.ones(len(labels))
-    return Batch(images, torch.tensor(labels), g)
+    # Samples of the first two classes are replayed.
+    old, none = torch.tensor(labels) < 2, torch.zeros(len(labels), dtype=torch.bool)
+    return Batch(images, torch.tensor(labels), g, old, none)
 
 
 def represented(embeddings: Tensor) -> Representation:

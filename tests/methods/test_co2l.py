@@ -7,9 +7,9 @@ from torch import nn
 from cclis import load_benchmark
 from cclis.engine.trainer import Trainer
 from cclis.functional.losses import ird, supcon
-from cclis.methods import Batch, Co2L, Visible, make_config
-from cclis.methods.co2l import Co2LConfig
-from tests.conftest import quick
+from cclis.methods import Batch, Visible, make_config
+from cclis.methods.co2l import Co2L, Co2LConfig
+from tests.conftest import learn, quick
 
 
 def make(distill_weight: float = 0.7) -> Co2L:
@@ -19,12 +19,17 @@ def make(distill_weight: float = 0.7) -> Co2L:
     return Co2L(config, Co2L.make_network(config, encoder, 1, 12, classes=6))
 
 
+def batch(labels: torch.Tensor) -> Batch:
+    """Samples of classes from the second on are the task's, all others replayed."""
+    images, none = torch.rand(len(labels), 1, 4, 4), torch.zeros(len(labels), dtype=torch.bool)
+    return Batch(images, labels, torch.full((len(labels),), 0.3), labels < 2, none)
+
+
 def test_anchors_are_the_tasks_samples_and_all_are_distilled() -> None:
     method = make()
     method.begin_task(2)
     labels = torch.tensor([0, 1, 2, 3, 2, 3, 0, 2])
-    proposal = torch.where(labels >= 2, -1.0, 0.3)
-    some = Batch(torch.rand(8, 1, 4, 4), labels, proposal)
+    some = batch(labels)
     assert method.losses(some).keys() == {"contrast"}
     method.begin_task(2)
     with torch.no_grad():
@@ -45,7 +50,7 @@ def test_without_weight_the_contrast_stands_alone() -> None:
     for _ in range(2):
         method.begin_task(2)
     labels = torch.tensor([0, 1, 2, 3, 2, 3, 0, 2])
-    some = Batch(torch.rand(8, 1, 4, 4), labels, torch.where(labels >= 2, -1.0, 0.3))
+    some = batch(labels)
     (found,) = method.losses(some).values()
     z = method.network.embed(some.images).double()
     costs = []
@@ -72,7 +77,7 @@ def test_every_image_is_seen_twice_and_otherwise_each_time(monkeypatch) -> None:
 
     monkeypatch.setattr(trainer._step, "_losses", recorded)
     for index in range(2):
-        trainer.learn(digits[index].train, 2)
+        learn(trainer, digits[index].train, 2)
     for batch in seen:
         half = len(batch.labels) // 2
         assert torch.equal(batch.labels[:half], batch.labels[half:])

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from cclis import load_benchmark
 from cclis.data.images import ImageSet
+from cclis.engine.events import StepDone
 from cclis.engine.trainer import Trainer
 from cclis.functional.coreset import weighted_coreset
 from cclis.functional.gradients import gem_coefficients, gss_slots, inner_products
 from cclis.memory import Memory
 from cclis.methods import Batch, Visible, make_config
 from cclis.nn.network import Representation
-from tests.conftest import CONFIGS, METHODS, quick
+from tests.conftest import CONFIGS, METHODS, learn, quick
 
 SHAPE = (8, 8, 1)
 
@@ -36,13 +37,14 @@ def trainer(name: str, **settings: Any) -> Trainer:
     return Trainer(config, SHAPE, 10)
 
 
-def batch(sizes: tuple[int, ...], **extras: Tensor) -> Batch:
+def batch(sizes: tuple[int, ...], *, filled: bool = True, **extras: Tensor) -> Batch:
     rng = torch.Generator().manual_seed(1)
     rows = sum(sizes)
     images = torch.rand(rows, 1, 4, 4, generator=rng)
     labels = torch.randint(0, 4, (rows,), generator=rng)
-    proposal = torch.tensor([-1.0] * sizes[0] + [1.0] * (rows - sizes[0]))
-    return Batch(images, labels, proposal, extras, sizes)
+    replayed = torch.arange(rows) >= sizes[0]
+    padding = replayed & (not filled)
+    return Batch(images, labels, torch.ones(rows), replayed, padding, extras, sizes)
 
 
 # ---------------------------------------------------------------------------------------- GEM
@@ -63,7 +65,9 @@ def test_gem_leans_towards_past_tasks_by_its_memory_strength(strength: float) ->
     # Past gradients at right angles to one another; the first is harmed by 3, the second by less
     # than nothing: only where a step is turned at all does γ lean towards both.
     gradients = torch.tensor([[-3.0, 1.0, 1.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
-    strengths = method("gem", memory_strength=strength).gradient_coefficients(inner_products(gradients))
+    strengths = method("gem", memory_strength=strength).gradient_coefficients(
+        inner_products(gradients)
+    )
     assert strengths.tolist() == pytest.approx([max(3.0, strength), strength])
 
 
@@ -80,7 +84,7 @@ def test_gem_leaves_room_for_classes_to_come_where_it_is_told_to(
     expected: int | None, kept: int
 ) -> None:
     gem = method("gem", expected_classes=expected)
-    gem.count(0, 2)
+    gem.begin_task(2)
     labels = torch.arange(40) % 2
     visible = Visible(labels, lambda augmented: Representation(labels, labels))
     chosen = gem.select_exemplars(visible, 12, torch.Generator().manual_seed(0)).indices
@@ -104,7 +108,7 @@ def test_no_step_of_gem_goes_against_a_past_task(monkeypatch) -> None:
         some._optimizer._sgd, "step", lambda: (applied.append(some._optimizer.gradient), update())
     )
     for index in range(4):
-        some.learn(digits[index].train, 2)
+        learn(some, digits[index].train, 2)
     assert {len(gradients) - 1 for gradients in seen} == {1, 2, 3}
     harmful = 0
     # Steps of the first task come before; there is nothing to go against.
@@ -125,7 +129,7 @@ def test_batch_norm_follows_the_task_last(monkeypatch) -> None:
     # Past tasks are only looked at; the network is used with the statistics of the newest.
     some = trainer("gem", epochs=1)
     digits = load_benchmark("split-digits", limit=40)
-    some.learn(digits[0].train, 2)
+    learn(some, digits[0].train, 2)
     norm = next(m for m in some.method.network.modules() if isinstance(m, nn.BatchNorm2d))
     losses, left = some._step._losses, []
 
@@ -135,8 +139,8 @@ def test_batch_norm_follows_the_task_last(monkeypatch) -> None:
         return found
 
     monkeypatch.setattr(some._step, "_losses", watched)
-    after = []
-    some.learn(digits[1].train, 2, on_step=lambda: after.append(norm.running_mean.clone()))
+    events = some.learn(digits[1].train, 2)
+    after = [norm.running_mean.clone() for event in events if isinstance(event, StepDone)]
     assert len(left) == len(after) > 2
     assert all(torch.equal(*pair) for pair in zip(left, after, strict=True))
 
@@ -144,7 +148,7 @@ def test_batch_norm_follows_the_task_last(monkeypatch) -> None:
 def test_a_step_without_probes_is_one_update(monkeypatch) -> None:
     some = trainer("gem", epochs=1)
     digits = load_benchmark("split-digits", limit=40)
-    some.learn(digits[0].train, 2)
+    learn(some, digits[0].train, 2)
     probes, calls, updates = some._step._auxiliary, [0], [0]
 
     def now_and_then(batch: Batch) -> list[Tensor]:
@@ -156,7 +160,7 @@ def test_a_step_without_probes_is_one_update(monkeypatch) -> None:
     monkeypatch.setattr(
         some._optimizer._sgd, "step", lambda: (updates.__setitem__(0, updates[0] + 1), update())
     )
-    some.learn(digits[1].train, 2)
+    learn(some, digits[1].train, 2)
     assert calls[0] > 2
     assert updates == calls
 
@@ -176,7 +180,7 @@ def test_gem_sees_all_of_its_memory_task_by_task(monkeypatch) -> None:
 
     monkeypatch.setattr(some._step, "_losses", recorded)
     for index in range(3):
-        some.learn(digits[index].train, 2)
+        learn(some, digits[index].train, 2)
     assert {len(s) for s in sizes} == {1, 2, 3}
     assert {sum(s[1:]) for s in sizes if len(s) > 1} == {21}
 
@@ -215,8 +219,7 @@ def test_gss_learns_from_the_task_and_the_first_replay() -> None:
 
 
 def test_gss_leaves_out_what_stands_in_for_an_empty_memory() -> None:
-    gss, some = method("gss"), batch((4, 3, 3))
-    some.proposal[4:] = 0
+    gss, some = method("gss"), batch((4, 3, 3), filled=False)
     (loss,) = gss.losses(some).values()
     logits = gss.network.logits(some.images[:4])
     torch.testing.assert_close(loss, F.cross_entropy(logits, some.labels[:4]))
@@ -244,7 +247,7 @@ def test_the_memory_of_gss_is_what_its_rule_makes_of_the_stream(monkeypatch) -> 
     rng.set_state(some._replay.generators["admit"].get_state())
     digits = load_benchmark("split-digits", limit=40)
     for task in range(2):
-        some.learn(digits[task].train, 2)
+        learn(some, digits[task].train, 2)
     held: dict[int, tuple[Tensor, float]] = {}
     for images, scores in offered:
         before = torch.tensor([held[slot][1] for slot in range(len(held))])
@@ -261,8 +264,7 @@ def test_the_memory_of_gss_is_what_its_rule_makes_of_the_stream(monkeypatch) -> 
 
 
 def test_the_first_samples_have_nothing_to_be_compared_with() -> None:
-    gss, some = method("gss"), batch((4, 3, 3))
-    some.proposal[4:] = 0
+    gss, some = method("gss"), batch((4, 3, 3), filled=False)
     gss.before_step(some)
     assert some.to_store["score"].tolist() == pytest.approx([0.1] * 4)
 
@@ -317,7 +319,7 @@ def gcr_of(features: int, classes: int, seen: int, **settings: Any) -> Any:
     config = CONFIGS["gcr"](logit_weight=0.7, label_weight=0.4, **settings)
     network = METHODS["gcr"].make_network(config, nn.Flatten(), 1, features, classes)
     gcr = METHODS["gcr"](config, network)
-    gcr.count(0, seen)
+    gcr.begin_task(seen)
     return gcr
 
 
@@ -433,7 +435,7 @@ def test_a_reservoir_of_the_task_is_replayed_and_chosen_from(monkeypatch) -> Non
     monkeypatch.setattr(some._step, "_losses", recorded)
     for index in range(2):
         replayed.clear()
-        some.learn(digits[index].train, 2)
+        learn(some, digits[index].train, 2)
         assert len(some.memory) == 20
     assert [len(pool) for pool in pools] == [30, 20 + 30]
     assert (pools[1] // 2).tolist() == [0] * 20 + [1] * 30

@@ -8,10 +8,10 @@ from torch import nn
 from cclis import load_benchmark
 from cclis.engine.trainer import Trainer
 from cclis.functional.exemplars import herding
-from cclis.methods import Batch, ICaRL, Visible, make_config
-from cclis.methods.icarl import ICaRLConfig
+from cclis.methods import Batch, Visible, make_config
+from cclis.methods.icarl import ICaRL, ICaRLConfig
 from cclis.nn.network import Representation
-from tests.conftest import quick
+from tests.conftest import learn, quick
 
 
 def make() -> ICaRL:
@@ -28,7 +28,9 @@ def test_new_classes_follow_labels_and_old_ones_the_network_of_before() -> None:
     before = method.network.state_dict()["classifier.weight"].clone()
     with torch.no_grad():
         method.network.classifier.weight.add_(0.3)
-    some = Batch(torch.rand(4, 1, 4, 4), torch.tensor([0, 2, 3, 1]), torch.ones(4))
+    labels = torch.tensor([0, 2, 3, 1])
+    images, padding = torch.rand(4, 1, 4, 4), torch.zeros(4, dtype=torch.bool)
+    some = Batch(images, labels, torch.ones(4), labels < 2, padding)
     found = method.losses(some)["cross_entropy"]
     features = method.network.encoder(some.images)
     old = (features @ before.T + method.network.classifier.bias).sigmoid()
@@ -44,8 +46,9 @@ def test_a_known_class_that_comes_again_is_learned_from_its_labels() -> None:
     method.begin_task(2)
     method.begin_task(2)
     # Of the task: a known class and a new one; of the memory: the known class.
-    labels, proposal = torch.tensor([1, 2, 1]), torch.tensor([-1.0, -1.0, 0.5])
-    some = Batch(torch.rand(3, 1, 4, 4), labels, proposal)
+    labels, replayed = torch.tensor([1, 2, 1]), torch.tensor([False, False, True])
+    images, padding = torch.rand(3, 1, 4, 4), torch.zeros(3, dtype=torch.bool)
+    some = Batch(images, labels, torch.ones(3), replayed, padding)
     logits = method.network.logits(some.images)
     target = F.one_hot(labels, 6).float()
     target[1:, :2] = logits[1:, :2].sigmoid().detach()
@@ -55,7 +58,8 @@ def test_a_known_class_that_comes_again_is_learned_from_its_labels() -> None:
 
 def test_old_exemplars_are_cut_from_the_end_and_new_ones_herded() -> None:
     method = make()
-    method.count(2, 4)
+    method.begin_task(2)
+    method.begin_task(2)
     labels = torch.tensor([0, 0, 0, 1, 1, 1, *[2] * 9, *[3] * 9])
     features = torch.rand(24, 5, generator=torch.Generator().manual_seed(2))
 
@@ -63,7 +67,9 @@ def test_old_exemplars_are_cut_from_the_end_and_new_ones_herded() -> None:
         assert not augmented
         return Representation(features, features)
 
-    kept = method.select_exemplars(Visible(labels, represent), 9, torch.Generator()).indices.tolist()
+    kept = method.select_exemplars(
+        Visible(labels, represent), 9, torch.Generator()
+    ).indices.tolist()
     assert kept[:4] == [0, 1, 3, 4]
     assert kept[4:6] == [6 + i for i in herding(features[6:15], 2).tolist()]
     assert kept[6:] == [15 + i for i in herding(features[15:], 2).tolist()]
@@ -72,7 +78,8 @@ def test_old_exemplars_are_cut_from_the_end_and_new_ones_herded() -> None:
 @pytest.mark.parametrize("room", [3, 1, 0])
 def test_with_less_room_than_classes_some_have_one_exemplar(room: int) -> None:
     method = make()
-    method.count(2, 4)
+    method.begin_task(2)
+    method.begin_task(2)
     labels = torch.arange(4).repeat_interleave(3)
     features = torch.rand(12, 5, generator=torch.Generator().manual_seed(2))
     visible = Visible(labels, lambda augmented: Representation(features, features))
@@ -86,7 +93,7 @@ def test_it_is_judged_by_the_exemplars_alone() -> None:
     )
     digits = load_benchmark("split-digits", limit=40)
     for index in range(2):
-        learned = trainer.learn(digits[index].train, 2)
+        learned = learn(trainer, digits[index].train, 2)
         assert trainer.memory.samples is not None
         assert torch.equal(learned.visible.images, trainer.memory.samples.images)
         assert len(learned.visible) == 20

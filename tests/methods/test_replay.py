@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -11,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cclis import load_benchmark
+from cclis.engine.events import EpochEnded
 from cclis.engine.trainer import Trainer
 from cclis.methods import Batch, Exemplars, Visible, keeps_samples, make_config
 from cclis.methods.base import random_choice
-from tests.conftest import CONFIGS, METHODS, quick, state_after
+from tests.conftest import CONFIGS, METHODS, learn, quick, state_after
 
 SHAPE = (8, 8, 1)
 
@@ -26,14 +26,16 @@ def method(name: str, **settings: Any) -> Any:
     return METHODS[name](config, METHODS[name].make_network(config, encoder, 1, 5, classes=6))
 
 
-def batch(replays: int, filled: float = 1.0) -> Batch:
+def batch(replays: int, *, filled: bool = True) -> Batch:
     rows = 4 + 3 * replays
     rng = torch.Generator().manual_seed(1)
     images = torch.rand(rows, 1, 4, 4, generator=rng)
     labels = torch.randint(0, 6, (rows,), generator=rng)
-    proposal = torch.tensor([-1.0] * 4 + [filled] * 3 * replays)
+    replayed = torch.arange(rows) >= 4
+    padding = replayed & (not filled)
     extras = {"logits": torch.rand(3 * replays, 6, generator=rng)}
-    return Batch(images, labels, proposal, extras, (4, *[3] * replays))
+    sizes = (4, *[3] * replays)
+    return Batch(images, labels, torch.ones(rows), replayed, padding, extras, sizes)
 
 
 def test_er_is_the_cross_entropy_of_both_batches() -> None:
@@ -44,7 +46,7 @@ def test_er_is_the_cross_entropy_of_both_batches() -> None:
 
 
 def test_er_leaves_out_what_stands_in_for_an_empty_memory() -> None:
-    er, some = method("er"), batch(1, filled=0.0)
+    er, some = method("er"), batch(1, filled=False)
     logits = er.network.logits(some.images)[:4]
     found = er.losses(some)
     torch.testing.assert_close(found["cross_entropy"], F.cross_entropy(logits, some.labels[:4]))
@@ -72,7 +74,7 @@ def test_dark_replay_against_the_formula(name: str) -> None:
 @pytest.mark.parametrize("name", ["der", "derpp"])
 def test_an_empty_memory_costs_nothing(name: str) -> None:
     der = method(name)
-    found = der.losses(batch(der.replays, filled=0.0))
+    found = der.losses(batch(der.replays, filled=False))
     assert found["logits"].item() == 0
     assert found.get("labels", torch.zeros(())).item() == 0
 
@@ -97,7 +99,7 @@ def test_logits_are_those_of_the_moment_of_storing(monkeypatch) -> None:
         return found
 
     monkeypatch.setattr(some._step, "_losses", recorded)
-    some.learn(digits, 2)
+    learn(some, digits, 2)
     samples, kept = some.memory.samples, some.memory.extras["logits"]
     assert samples is not None
     assert len(samples) == len(given) * 16
@@ -128,7 +130,7 @@ def test_logits_stay_with_their_samples_while_others_take_their_places(
 
     monkeypatch.setattr(some._step, "_losses", recorded)
     for task in range(2):
-        some.learn(digits[task].train, 2)
+        learn(some, digits[task].train, 2)
     tasks = torch.cat([torch.full((len(images),), of) for of, images, _ in given])
     images = torch.cat([images for _, images, _ in given])
     logits = torch.cat([logits for *_, logits in given])
@@ -153,13 +155,13 @@ def test_a_state_from_the_middle_of_a_task_goes_on_exactly(
     digits = load_benchmark("split-digits", limit=50)
     for some in (straight, stopped):
         for task in range(index):
-            some.learn(digits[task].train, 2)
+            learn(some, digits[task].train, 2)
     resumed = Trainer.from_state(*state_after(steps, stopped, digits[index].train))
-    logs: list[list[str]] = []
+    logs = []
     for some in (straight, resumed):
-        records: list[Any] = []
-        some.learn(digits[index].train, 2, records.append)
-        logs.append([json.dumps({k: r[k] for k in ("epoch", "loss", "losses")}) for r in records])
+        events = some.learn(digits[index].train, 2)
+        records = [event.record for event in events if isinstance(event, EpochEnded)]
+        logs.append([(record.epoch, record.loss, record.losses) for record in records])
     first, second = straight.state()[0], resumed.state()[0]
     assert first.keys() == second.keys()
     assert [key for key in first if not torch.equal(first[key], second[key])] == []
@@ -172,10 +174,12 @@ def test_a_batch_says_what_is_replayed_and_what_stands_in(name: str, monkeypatch
     seen: list[Batch] = []
     losses = some._step._losses
     monkeypatch.setattr(some._step, "_losses", lambda now: (seen.append(now), losses(now))[1])
-    some.learn(load_benchmark("split-digits", limit=40)[0].train, 2)
+    learn(some, load_benchmark("split-digits", limit=40)[0].train, 2)
     for step, now in enumerate(seen):
         replayed = now.sizes[1] * (len(now.sizes) - 1)
-        assert now.proposal.tolist() == [-1] * 16 + [float(step > 0)] * replayed
+        assert now.replayed.tolist() == [False] * 16 + [True] * replayed
+        assert now.padding.tolist() == [False] * 16 + [step == 0] * replayed
+        assert now.proposal.tolist() == [1.0] * len(now.labels)
     # Copies of the task's samples stand in; nothing was kept with them.
     first = seen[0]
     assert torch.equal(first.part(1).labels, first.part(0).labels[:8])
@@ -187,24 +191,28 @@ class Refilled(METHODS["er"]):  # type: ignore[misc]
 
     streams = False
 
-    def select_exemplars(self, visible: Visible, capacity: int, generator: torch.Generator) -> Exemplars:
+    def select_exemplars(
+        self, visible: Visible, capacity: int, generator: torch.Generator
+    ) -> Exemplars:
         return random_choice(visible.labels, capacity, generator)
 
 
 def test_a_memory_that_is_refilled_may_be_replayed_beside_the_task(monkeypatch) -> None:
-    monkeypatch.setitem(METHODS, "er", Refilled)
-    some = trainer("er", epochs=1, replay_batch_size=8)
+    settings = {**quick("er"), "memory": 20, "padding": 1, "epochs": 1}
+    settings |= {"batch_size": 16, "replay_batch_size": 8}
+    some = Trainer(make_config(Refilled, settings), SHAPE, 10)
     seen: list[Batch] = []
     losses = some._step._losses
     monkeypatch.setattr(some._step, "_losses", lambda now: (seen.append(now), losses(now))[1])
     digits = load_benchmark("split-digits", limit=40)
-    some.learn(digits[0].train, 2)
-    assert not any(now.part(1).proposal.any() for now in seen)
+    learn(some, digits[0].train, 2)
+    assert all(bool(now.part(1).padding.all()) for now in seen)
     seen.clear()
-    some.learn(digits[1].train, 2)
+    learn(some, digits[1].train, 2)
     assert all(now.sizes == (16, 8) for now in seen)
     assert torch.cat([now.part(0).labels for now in seen]).unique().tolist() == [2, 3]
     assert torch.cat([now.part(1).labels for now in seen]).unique().tolist() == [0, 1]
+    assert not any(now.padding.any() for now in seen)
     assert all(bool((now.part(1).proposal > 0).all()) for now in seen)
 
 
@@ -212,7 +220,7 @@ def test_the_reservoir_holds_samples_of_all_tasks_alike() -> None:
     some = trainer("er", memory=60, epochs=1)
     digits = load_benchmark("split-digits", limit=100)
     for index in range(4):
-        some.learn(digits[index].train, 2)
+        learn(some, digits[index].train, 2)
     assert some.memory.samples is not None
     assert len(some.memory) == 60
     # 13 batches of 16 a task: the last is filled up from the start.
@@ -223,5 +231,5 @@ def test_the_reservoir_holds_samples_of_all_tasks_alike() -> None:
 
 def test_a_memory_of_nothing_learns_all_the_same() -> None:
     some = trainer("derpp", memory=0)
-    some.learn(load_benchmark("split-digits", limit=20)[0].train, 2)
+    learn(some, load_benchmark("split-digits", limit=20)[0].train, 2)
     assert len(some.memory) == 0

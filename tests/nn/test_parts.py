@@ -191,7 +191,8 @@ def test_the_task_comes_first_then_its_replays(name: str) -> None:
     labels = torch.zeros(len(x), dtype=torch.int64)
     replayed = len(x) - 4
     extras = {"logits": torch.zeros(replayed, 5), "weight": torch.ones(replayed)}
-    proposal = torch.tensor([-1.0] * 4 + [1.0] * replayed)
-    method.losses(Batch(x, labels, proposal, extras, (4,) * (1 + method.replays)))
+    masks = torch.arange(len(x)) >= 4, torch.zeros(len(x), dtype=torch.bool)
+    sizes = (4,) * (1 + method.replays)
+    method.losses(Batch(x, labels, torch.ones(len(x)), *masks, extras, sizes))
     for (key, buffer), wanted in zip(some.named_buffers(), expected.buffers(), strict=True):
         torch.testing.assert_close(buffer, wanted, msg=key)

@@ -83,7 +83,7 @@ def test_damaged_ones_go_once_an_older_one_was_read_and_not_before(saved: Checkp
     assert len(said) == 2
     assert saved.names == ["task-0"]
     (saved.folder / "task-0.safetensors").write_bytes(b"damaged")
-    with pytest.raises(InputError, match=r"no checkpoint in .* can be gone on from"):
+    with pytest.raises(InputError, match=r"no checkpoint in .* can be resumed"):
         saved.newest(said.append)
     assert saved.names == ["task-0"]
     assert (saved.folder / "task-0.safetensors").read_bytes() == b"damaged"

@@ -11,8 +11,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import optuna
@@ -23,14 +26,18 @@ from cclis.cli.app import STOPPED, main
 from cclis.data import benchmarks
 from cclis.data.readers import Dataset, Split, read_digits
 from cclis.errors import InputError
-from cclis.experiment.loop import train
+from cclis.evaluation.accuracy import Accuracies
+from cclis.experiment.loop import train, training
 from cclis.methods import make_config
 from cclis.progress import QUIET, Progress
+from cclis.runs.records import Evaluation
 from cclis.settings import TuneOptions, read_yaml
 from cclis.tune import tuning as module
 from cclis.tune.space import GRIDS, RATES, points, space_of
 from cclis.tune.tuning import Trial, lags, tune
 from tests.conftest import CONFIGS, QUICK, Bars
+from tests.report.made import accuracy as made
+from tests.report.made import result
 
 SMALL = {**QUICK, "epochs": 1, "tasks": [2, 2], "limit": 20, "memory": 8, "threads": 1}
 GRID = {"learning_rate": [0.05, 0.1], "temperature": [0.1, 0.5]}
@@ -61,9 +68,9 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     def counted(config: Any, *rest: Any) -> Any:
         seen.append(config.to_dict())
-        return train(config, *rest)
+        return training(config, *rest)
 
-    monkeypatch.setattr(module, "train", counted)
+    monkeypatch.setattr(module, "training", counted)
     return seen
 
 
@@ -107,7 +114,9 @@ def test_a_grid_is_gone_through_once_and_its_best_mean_written(tmp_path: Path, r
 
 def test_other_settings_are_another_study(tmp_path: Path) -> None:
     tuned(tmp_path, trials=1)
-    with pytest.raises(InputError, match=r"other settings; choose another --output: width 8 → 4"):
+    with pytest.raises(
+        InputError, match=r"choose another --output: .* holds a tuning with width 8, not 4"
+    ):
         tuned(tmp_path, width=4)
 
 
@@ -188,15 +197,18 @@ def test_validation_is_a_setting_of_any_run(tmp_path: Path, monkeypatch) -> None
 def test_what_lags_behind_is_pruned_and_does_not_win(tmp_path: Path, monkeypatch) -> None:
     said = iter([50, 40, 60, 45, 55, 42, 43])
 
-    def pretend(config: Any, progress: Any, on_task: Any) -> Any:
+    @contextmanager
+    def pretend(config: Any, progress: Any) -> Iterator[Any]:
         accuracy = next(said)
         # After its first task a pruned trial is ahead of all others' last.
-        on_task(0, accuracy + 40)
-        on_task(1, accuracy)
-        result = {"class_il": {"prototype": {"accuracy": accuracy}}}
-        return type("Done", (), {"result": result})
+        records = [
+            Evaluation(task, {"prototype": Accuracies([x], [x])}, "prototype", 1.0)
+            for task, x in enumerate((accuracy + 40.0, float(accuracy)))
+        ]
+        done = result(heads={"prototype": made(accuracy)})
+        yield Mock(result=done, records=[]), iter(records)
 
-    monkeypatch.setattr(module, "train", pretend)
+    monkeypatch.setattr(module, "training", pretend)
     trials = tuned(tmp_path, sampler="tpe", trials=7, space={"width": {"low": 1, "high": 9999}})
     states = {trial.number: trial.state for trial in trials}
     assert [states[n] for n in range(7)] == ["complete"] * 5 + ["pruned", "complete"]
@@ -264,10 +276,10 @@ def test_an_interrupted_trial_goes_on_where_it_was(tmp_path: Path, monkeypatch) 
     def interrupt(config: Any, *rest: Any) -> Any:
         if config.seed == 1:
             raise KeyboardInterrupt
-        return train(config, *rest)
+        return training(config, *rest)
 
     (tmp_path / "half").mkdir()
-    monkeypatch.setattr(module, "train", interrupt)
+    monkeypatch.setattr(module, "training", interrupt)
     with pytest.raises(KeyboardInterrupt):
         tuned(tmp_path / "half", seeds=2, trials=1)
     monkeypatch.undo()
@@ -311,9 +323,9 @@ def test_a_point_that_a_living_worker_has_is_left_to_it(tmp_path: Path, monkeypa
         monkeypatch.undo()
         others = tuned(tmp_path, space=space)
         assert sorted(trial.state for trial in others) == ["complete", "running"]
-        return train(config, *rest)
+        return training(config, *rest)
 
-    monkeypatch.setattr(module, "train", start_another)
+    monkeypatch.setattr(module, "training", start_another)
     assert [trial.state for trial in tuned(tmp_path, space=space)] == ["complete"] * 2
 
 
@@ -359,9 +371,9 @@ def test_a_bad_grid_gets_a_sentence(grid, part, tmp_path, monkeypatch, capsys) -
         (["--trials", "0"], "trials must be at least 1"),
         (["--seeds", "0"], "seeds must be at least 1"),
         (["--validation", "null"], "tuning never looks at the test split"),
-        (["--validation", "1"], "validation must be more than 0 and less than 1"),
+        (["--validation", "1"], "validation must be greater than 0 and less than 1"),
         (["--sampler", "random"], "Expected one of 'grid', 'tpe'"),
-        (["--learnin_rate", "1"], "Did you mean learning_rate?"),
+        (["--learnin_rate", "1"], "Did you mean --learning_rate"),
         (["--method", "er", "--learning_rate", "1"], "the grid of er leaves nothing to try"),
         (["--benchmark", "npz"], "npz needs --data"),
     ],
@@ -395,7 +407,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path, monkeypatch, capsys)
 def test_without_optuna_it_says_what_to_install(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "optuna", None)
-    monkeypatch.delitem(sys.modules, "cclis.tune")
+    monkeypatch.delitem(sys.modules, "cclis.tune.tuning")
     assert main(["tune"]) == 2
     assert "pip install 'cclis[tune]'" in capsys.readouterr().err
 

@@ -1,1 +1,1 @@
-"""Streams of image classes: reading, splitting into tasks, batching, augmenting."""
+"""Data: reading images, splitting them into tasks, batching, augmentation."""

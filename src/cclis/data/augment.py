@@ -1,8 +1,8 @@
-"""Batched augmentation on tensors: every sample has its own parameters, none waits for the host.
+"""Batched augmentation on tensors, with separate parameters per sample and without host syncs.
 
-All shapes follow from the batch and the settings. torch.compile cannot trace a generator, which
-only `draw_uniforms` touches: a compiled step takes what it drew as an input, and `augment` is one
-graph.
+All shapes follow from the batch and the settings, so that `augment` compiles to one graph.
+torch.compile cannot trace random generators: only `draw_uniforms` uses one, and a compiled step
+takes its result as an input.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cclis.errors import InputError
 from cclis.settings import AugmentationOptions
 
 TRIES = 10
-UNIFORMS = 2 * TRIES + 11  # random numbers a sample takes
+UNIFORMS = 2 * TRIES + 11  # random numbers per sample
 ASPECT = (3 / 4, 4 / 3)
 BRIGHTNESS, CONTRAST, SATURATION, HUE = 0.4, 0.4, 0.4, 0.1
 SIGMA = (0.1, 2.0)
@@ -26,17 +26,17 @@ LUMA = (0.299, 0.587, 0.114)
 
 @dataclass(frozen=True, eq=False)
 class Draw:
-    """The parameters of a batch of B samples, each tensor with one entry a sample.
+    """Augmentation parameters of B samples.
 
     Attributes:
         box: Top, left, height and width of the crop in whole pixels, float (B, 4).
-        flip: Whether left and right change places, bool (B,).
-        brightness: Factor, (B,); one without jitter.
-        contrast: Factor, (B,); one without jitter.
-        saturation: Factor, (B,); one without jitter.
-        hue: Shift as a share of the colour circle, (B,); zero without jitter.
-        gray: Whether the colour goes, bool (B,).
-        blur: Whether the image is blurred, bool (B,).
+        flip: Whether to flip horizontally, bool (B,).
+        brightness: Factor, (B,); 1 without jitter.
+        contrast: Factor, (B,); 1 without jitter.
+        saturation: Factor, (B,); 1 without jitter.
+        hue: Shift as a fraction of the colour circle, (B,); 0 without jitter.
+        gray: Whether to convert to grayscale, bool (B,).
+        blur: Whether to blur, bool (B,).
         sigma: Standard deviation of the blur in pixels, (B,).
     """
 
@@ -52,23 +52,23 @@ class Draw:
 
 
 def draw_uniforms(count: int, generator: torch.Generator) -> Tensor:
-    """Uniform random numbers for `count` samples, (UNIFORMS, count), on the generator's device."""
+    """Draw numbers in [0, 1) for `count` samples, (UNIFORMS, count), on the generator's device."""
     return torch.rand(UNIFORMS, count, generator=generator, device=generator.device)
 
 
 def parameters(
     augmentation: AugmentationOptions, uniforms: Tensor, height: int, width: int
 ) -> Draw:
-    """The parameters that random numbers stand for.
+    """Compute augmentation parameters from uniform random numbers.
 
-    Every stage has its own of them whatever the settings are, so that changing one stage leaves
-    the draws of the others as they were.
+    Each stage uses fixed rows of the numbers: changing the settings of one stage does not change
+    the parameters of the others.
 
     Args:
         augmentation: The settings.
-        uniforms: Uniform in [0, 1), (UNIFORMS, B).
-        height: Height of the images, H.
-        width: Width of the images, W.
+        uniforms: Numbers in [0, 1), (UNIFORMS, B).
+        height: Height of the images.
+        width: Width of the images.
     """
     area, aspect, others = uniforms[:TRIES], uniforms[TRIES : 2 * TRIES], uniforms[2 * TRIES :]
     top, left, flip, jitter, brightness, contrast, saturation, hue, gray, blur, sigma = others
@@ -78,7 +78,7 @@ def parameters(
         reach = augmentation.padding if augmentation.crop == "padded" else 0
         top, left = (_integer(uniform, 2 * reach + 1) - reach for uniform in (top, left))
         box = torch.stack((top, left, torch.full_like(top, height), torch.full_like(left, width)))
-    # Scaling the deviations by zero is the jitter's absence.
+    # Without jitter the deviations are scaled by zero.
     strength = augmentation.jitter_strength * (jitter < augmentation.jitter)
     return Draw(
         box=box.T,
@@ -94,15 +94,15 @@ def parameters(
 
 
 def apply(images: Tensor, draw: Draw, augmentation: AugmentationOptions) -> Tensor:
-    """Augmented images: crop, flip, brightness, contrast, saturation, hue, grayscale, blur.
+    """Augment images: crop, flip, brightness, contrast, saturation, hue, grayscale, blur.
 
-    torchvision's ColorJitter shuffles its four changes for every image; here their order is fixed.
-    One-channel images have no colour, so saturation, hue and grayscale leave them alone.
+    torchvision's ColorJitter shuffles its four stages for every image; here their order is fixed.
+    Saturation, hue and grayscale do not change images with one channel.
 
     Args:
         images: uint8, (B, H, W, C) with one or three channels.
         draw: Parameters of B samples, on the images' device.
-        augmentation: The settings `draw` was made with; stages with probability zero are skipped.
+        augmentation: The settings of `draw`; stages with probability zero are skipped.
 
     Returns:
         float32 within [0, 1], (B, C, H, W) in channels-last memory.
@@ -113,8 +113,8 @@ def apply(images: Tensor, draw: Draw, augmentation: AugmentationOptions) -> Tens
         x = x.to(torch.float32, memory_format=torch.contiguous_format)
         if augmentation.crop != "none" or augmentation.flip > 0:
             x = _crop(x, draw.box, draw.flip)
-        # Only now, because whole numbers up to 255 pass unchanged through a reduced-precision
-        # product, and an image that is not cropped has to stay exactly what it was.
+        # Scaled after the crop, because reduced-precision products keep integers up to 255 exact:
+        # an image that is not cropped must not change.
         x = x / 255
         if augmentation.jitter > 0 and augmentation.jitter_strength > 0:
             x = _jitter(x, draw)
@@ -126,12 +126,12 @@ def apply(images: Tensor, draw: Draw, augmentation: AugmentationOptions) -> Tens
 
 
 def augment(images: Tensor, augmentation: AugmentationOptions, uniforms: Tensor) -> Tensor:
-    """Images augmented as random numbers say; everything but drawing them is one graph.
+    """Augment images by random numbers from `draw_uniforms`.
 
     Args:
         images: uint8, (B, H, W, C) with one or three channels.
         augmentation: The settings.
-        uniforms: What `draw_uniforms` drew for B samples, on the images' device.
+        uniforms: Random numbers for B samples, (UNIFORMS, B), on the images' device.
 
     Returns:
         float32 within [0, 1], (B, C, H, W) in channels-last memory.
@@ -142,7 +142,7 @@ def augment(images: Tensor, augmentation: AugmentationOptions, uniforms: Tensor)
 
 
 def to_float(images: Tensor) -> Tensor:
-    """Images as they are: uint8 (B, H, W, C) to float32 in [0, 1], (B, C, H, W), channels-last."""
+    """Convert uint8 images (B, H, W, C) to float32 within [0, 1], (B, C, H, W), channels-last."""
     _check(images)
     return images.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.channels_last) / 255
 
@@ -169,24 +169,24 @@ def _resized_box(
     top: Tensor,
     left: Tensor,
 ) -> Tensor:
-    """The boxes (4, B) of torchvision's RandomResizedCrop from uniforms (TRIES, B) and (B,)."""
+    """Boxes (4, B) of torchvision's RandomResizedCrop, from uniforms (TRIES, B) and (B,)."""
     low, high = ASPECT
     root = (height * width * (scale + (1 - scale) * area)).sqrt()
     stretch = (0.5 * (math.log(low) + math.log(high / low) * aspect)).exp()
     tall, wide = (root / stretch).round(), (root * stretch).round()
     fits = (tall > 0) & (tall <= height) & (wide > 0) & (wide <= width)
-    # argmax over booleans is the first True: the try at which a loop would have stopped.
+    # argmax over booleans is the first True: the try at which a loop would stop.
     first = fits.int().argmax(dim=0, keepdim=True)
-    # If no try fits: as much of the image as the allowed aspect ratios permit, from its centre.
+    # If no try fits: the largest centre crop with an allowed aspect ratio.
     most_tall, most_wide = min(height, round(width / low)), min(width, round(height * high))
-    found = fits.any(dim=0)
-    tall = torch.where(found, tall.gather(0, first)[0], most_tall)
-    wide = torch.where(found, wide.gather(0, first)[0], most_wide)
+    any_fits = fits.any(dim=0)
+    tall = torch.where(any_fits, tall.gather(0, first)[0], most_tall)
+    wide = torch.where(any_fits, wide.gather(0, first)[0], most_wide)
     middle_top, middle_left = (height - most_tall) // 2, (width - most_wide) // 2
     return torch.stack(
         (
-            torch.where(found, _integer(top, height - tall + 1), middle_top),
-            torch.where(found, _integer(left, width - wide + 1), middle_left),
+            torch.where(any_fits, _integer(top, height - tall + 1), middle_top),
+            torch.where(any_fits, _integer(left, width - wide + 1), middle_left),
             tall,
             wide,
         )
@@ -194,12 +194,12 @@ def _resized_box(
 
 
 def _per_sample(values: Tensor) -> Tensor:
-    """One value a sample, (B,), against images (B, C, H, W)."""
+    """Reshape one value per sample, (B,), to broadcast over images (B, C, H, W)."""
     return values[:, None, None, None]
 
 
 def _crop(x: Tensor, box: Tensor, flip: Tensor) -> Tensor:
-    """The boxes (B, 4) of the images (B, C, H, W), stretched to H and W, flipped where asked."""
+    """Crop images (B, C, H, W) to boxes (B, 4), resize them to H and W, and flip some."""
     top, left, tall, wide = box.unbind(dim=1)
     rows = _interpolation(top, tall, x.shape[2])
     columns = _interpolation(left, wide, x.shape[3])
@@ -208,26 +208,26 @@ def _crop(x: Tensor, box: Tensor, flip: Tensor) -> Tensor:
 
 
 def _interpolation(start: Tensor, length: Tensor, size: int) -> Tensor:
-    """Bilinear weights (B, size, size): how much of pixel j is in pixel i of a stretched crop.
+    """Bilinear weights (B, size, size) of input pixels j in pixels i of a resized crop.
 
     Args:
-        start: First pixel of the crop, (B,); weights on pixels outside the image are zero.
-        length: Number of its pixels, (B,), at most `size`.
+        start: First pixel of the crop, (B,). Pixels outside the image have weight zero.
+        length: Number of pixels of the crop, (B,), at most `size`.
     """
     pixel = torch.arange(size, device=start.device, dtype=torch.float32)
     offset = (pixel + 0.5) * (length / size)[:, None] - 0.5
-    # Within the crop: its border is repeated, and the image around it does not leak in.
+    # Clamped to the crop: its border is repeated, and no pixel outside the crop is used.
     source = start[:, None] + offset.clamp(min=0).minimum(length[:, None] - 1)
     return (1 - (source[:, :, None] - pixel).abs()).relu()
 
 
 def _separable(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Images (B, C, H, W) with weights rows (B, H, H) and columns (B, W, W) on their axes."""
+    """Apply weights `rows` (B, H, H) and `columns` (B, W, W) to the axes of (B, C, H, W)."""
     return rows[:, None] @ x @ columns[:, None].mT
 
 
 def _luma(x: Tensor) -> Tensor:
-    """Brightness (B, 1, H, W) as the eye weighs the channels of (B, C, H, W)."""
+    """Luma (B, 1, H, W) of images (B, C, H, W)."""
     if x.shape[1] == 1:
         return x
     return LUMA[0] * x[:, 0:1] + LUMA[1] * x[:, 1:2] + LUMA[2] * x[:, 2:3]
@@ -245,26 +245,26 @@ def _jitter(x: Tensor, draw: Draw) -> Tensor:
 
 
 def _shift_hue(x: Tensor, shift: Tensor) -> Tensor:
-    """RGB (B, 3, H, W) turned by a share of the colour circle, value and saturation kept."""
+    """Shift the hue of RGB (B, 3, H, W) by a fraction of the colour circle."""
     red, green, blue = x[:, 0:1], x[:, 1:2], x[:, 2:3]
     value, least = x.amax(dim=1, keepdim=True), x.amin(dim=1, keepdim=True)
     chroma = value - least
-    # Grey has no hue: any will do, as its chroma of zero takes the hue out again below.
+    # Gray has no hue. Any value will do, because it is multiplied by a chroma of zero below.
     unit = chroma.clamp(min=torch.finfo(x.dtype).tiny)
     sextant = torch.where(
         value == red,
         (green - blue) / unit,
         torch.where(value == green, 2 + (blue - red) / unit, 4 + (red - green) / unit),
     )
-    # Where red, green and blue lie on the circle, 5/6, 3/6 and 1/6 of it on; the whole turn more
-    # keeps the sum positive, as `frac` needs, which takes a tenth of the time of `remainder`.
+    # Positions of red, green and blue on the circle, shifted by 5/6, 3/6 and 1/6. One turn is added
+    # to keep the sum positive for `frac`, which takes a tenth of the time of `remainder`.
     origin = 1 + (5 - 2 * torch.arange(3, device=x.device)[:, None, None]) / 6
     along = (origin + (sextant / 6 + shift)).frac_().mul_(6)
     return value - along.sub_(2).abs_().neg_().add_(2).clamp_(0, 1).mul_(chroma)
 
 
 def _blur(x: Tensor, sigma: Tensor) -> Tensor:
-    """Gaussian blur of (B, C, H, W) by deviations (B,), the border reflected."""
+    """Gaussian blur of (B, C, H, W) with standard deviations (B,), reflected at the border."""
     height, width = x.shape[2:]
     reach = min(height, width) // 20
     offset = torch.arange(-reach, reach + 1, device=x.device)
@@ -273,10 +273,10 @@ def _blur(x: Tensor, sigma: Tensor) -> Tensor:
 
 
 def _convolution(kernel: Tensor, size: int) -> Tensor:
-    """Odd kernels (B, K) as matrices (B, size, size) that reflect at the border."""
+    """Convolution by odd kernels (B, K), reflected at the border, as matrices (B, size, size)."""
     pixel = torch.arange(size, device=kernel.device)
     offset = torch.arange(kernel.shape[1], device=kernel.device) - kernel.shape[1] // 2
     source = (pixel[:, None] + offset).abs()
     source = (size - 1) - (size - 1 - source).abs()
-    places = (source[:, :, None] == pixel).to(kernel.dtype)
-    return torch.einsum("bk,ikj->bij", kernel, places)
+    selection = (source[:, :, None] == pixel).to(kernel.dtype)
+    return torch.einsum("bk,ikj->bij", kernel, selection)

@@ -1,4 +1,4 @@
-"""The order of an epoch: how samples of the task and of the memory are mixed into batches."""
+"""Composition of batches: which samples of the task and of the memory they contain."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cclis.errors import InputError
 
 @dataclass(frozen=True)
 class Mix:
-    """How many samples of each kind every batch has; shapes stay the same all task long.
+    """Size of the batches of a task; it is the same for all of them.
 
     Attributes:
-        task: Samples of the current task in a batch.
-        replay: Replayed samples in a batch.
-        steps: Batches of an epoch.
+        task: Samples of the current task per batch.
+        replay: Replayed samples per batch.
+        steps: Batches per epoch.
     """
 
     task: int
@@ -26,20 +26,20 @@ class Mix:
 
     @property
     def batch(self) -> int:
-        """Samples of a batch."""
+        """Samples per batch."""
         return self.task + self.replay
 
 
 def proportional_mix(
     task: int, memory: int, batch_size: int, replay_share: float | None = None
 ) -> Mix:
-    """The mix for a task and a memory of these sizes.
+    """Mix with a given share of replayed samples, by default the memory's share of all samples.
 
     Args:
-        task: Samples of the task.
-        memory: Samples of the memory.
-        batch_size: Samples of a batch; all samples at once where there are fewer.
-        replay_share: Share of replayed samples in a batch; None takes them in proportion.
+        task: Number of samples of the task.
+        memory: Number of samples in the memory.
+        batch_size: Samples per batch; less if there are fewer samples in all.
+        replay_share: Share of replayed samples in a batch; None for the memory's share.
     """
     if task < 1:
         raise InputError("a task needs at least one sample")
@@ -47,15 +47,15 @@ def proportional_mix(
     share = memory / (memory + task) if replay_share is None else replay_share
     replay = 0
     if memory and share > 0:
-        # Rounding must not leave a memory unused, nor a task unlearned.
+        # After rounding, there is at least one sample of each.
         replay = min(max(1, round(batch * share)), batch - 1)
-    # As many as all samples fill, and enough for every sample of the task.
+    # Enough steps for all samples together, and for every sample of the task.
     steps = max(-(-(task + memory) // batch), -(-task // (batch - replay)))
     return Mix(batch - replay, replay, steps)
 
 
 def fixed_mix(task: int, batch_size: int, replayed: int) -> Mix:
-    """The mix of batches of the task alone with `replayed` samples beside each."""
+    """Mix with `replayed` samples in addition to each batch of the task."""
     if task < 1:
         raise InputError("a task needs at least one sample")
     batch = min(batch_size, task)
@@ -63,40 +63,52 @@ def fixed_mix(task: int, batch_size: int, replayed: int) -> Mix:
 
 
 def draw_replay(
-    kept: Tensor, most: int, how: Mix, replays: int, generator: torch.Generator
+    stored: Tensor, capacity: int, mix: Mix, replays: int, generator: torch.Generator
 ) -> Tensor:
-    """Indices into a memory that a stream fills, a row for every batch: (steps, replayed).
+    """Draw the replayed samples of an epoch from a memory that grows during it.
 
-    Each of a batch's `replays` parts is drawn without replacement from what is kept by then, and
-    repeated where that is less. While nothing is kept, an index is 0.
+    Each of the `replays` parts of a batch is drawn without replacement. If the memory has fewer
+    samples than a part, they are repeated. If it is empty, all indices are 0.
 
     Args:
-        kept: From how many samples every batch draws, int64 (steps,).
-        most: How many there can be.
-        how: The mix.
-        replays: Into how many parts the replayed samples of a batch fall.
-        generator: Source of randomness, on the CPU.
+        stored: Number of samples in the memory at each step, int64 (steps,).
+        capacity: Largest possible number of samples.
+        mix: Sizes of the batches.
+        replays: Number of parts of the replayed samples of a batch.
+        generator: Random generator on the CPU.
+
+    Returns:
+        Indices into the memory, int64 (steps, replay).
     """
-    each = how.replay // replays
-    keys = torch.rand(how.steps, replays, max(1, most), generator=generator)
-    keys = keys.masked_fill(torch.arange(keys.shape[2]) >= kept[:, None, None], -1.0)
-    order = keys.topk(min(each, keys.shape[2]), dim=2).indices
-    place = torch.arange(each) % kept.clamp(1, each)[:, None]
-    drawn = order.gather(2, place[:, None].expand(-1, replays, -1)).flatten(1)
-    return torch.where(kept[:, None] > 0, drawn, 0)
+    size = mix.replay // replays
+    keys = torch.rand(mix.steps, replays, max(1, capacity), generator=generator)
+    keys = keys.masked_fill(torch.arange(keys.shape[2]) >= stored[:, None, None], -1.0)
+    order = keys.topk(min(size, keys.shape[2]), dim=2).indices
+    position = torch.arange(size) % stored.clamp(1, size)[:, None]
+    drawn = order.gather(2, position[:, None].expand(-1, replays, -1)).flatten(1)
+    return torch.where(stored[:, None] > 0, drawn, 0)
 
 
 def epoch_indices(
-    task: int, memory: int, how: Mix, generator: torch.Generator
+    task: int, memory: int, mix: Mix, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Indices into the task and into the memory, a row for every batch: (steps, samples of it).
+    """Shuffle the samples of an epoch.
 
-    Each kind is passed through in random order, and again in a new order where an epoch needs
-    more than there are.
+    Samples of the task and of the memory are each taken in random order. If an epoch needs more
+    than there are, they are shuffled again.
+
+    Args:
+        task: Number of samples of the task.
+        memory: Number of samples in the memory.
+        mix: Sizes of the batches.
+        generator: Random generator.
+
+    Returns:
+        Indices into the task (steps, task) and into the memory (steps, replay), int64.
     """
-    of_task = _repeated_permutation(task, how.task * how.steps, generator)
-    of_memory = _repeated_permutation(memory, how.replay * how.steps, generator)
-    return of_task.view(how.steps, how.task), of_memory.view(how.steps, how.replay)
+    task_indices = _repeated_permutation(task, mix.task * mix.steps, generator)
+    memory_indices = _repeated_permutation(memory, mix.replay * mix.steps, generator)
+    return task_indices.view(mix.steps, mix.task), memory_indices.view(mix.steps, mix.replay)
 
 
 def _repeated_permutation(size: int, length: int, generator: torch.Generator) -> Tensor:

@@ -1,4 +1,4 @@
-"""Streams of tasks. The only place that knows which class belongs to which task."""
+"""Streams of tasks. Only this module knows which class belongs to which task."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Task:
     """One task of a stream.
 
     Attributes:
-        index: Its place in the stream, from 0.
-        classes: Its classes, as their indices in order of arrival.
-        names: What these classes are called.
-        train: Samples to learn from.
-        test: Samples to test on.
+        index: Its position in the stream, from 0.
+        classes: Its classes, as indices in order of arrival.
+        names: Names of these classes.
+        train: Training samples.
+        test: Test samples.
     """
 
     index: int
@@ -49,16 +49,16 @@ class Task:
 
 
 class Benchmark:
-    """A stream of tasks with classes never seen before.
+    """A stream of tasks with disjoint classes.
 
-    Iterating reads one task after another, so that no more than one need be in memory.
+    Tasks are read when they are asked for, so that only one has to be in memory.
 
     Args:
-        name: What it is called.
+        name: Name of the benchmark.
         dataset: All images.
-        sizes: How many classes each task has; classes left over are not used.
+        sizes: Number of classes of each task; remaining classes are not used.
         order: The dataset's classes in order of arrival.
-        limit: How many samples of each class to use of each split; None uses all.
+        limit: Maximum number of samples per class and split; None for no limit.
     """
 
     def __init__(
@@ -70,7 +70,10 @@ class Benchmark:
         limit: int | None = None,
     ):
         if sum(sizes) > len(order):
-            raise InputError(f"tasks of {list(sizes)} classes need more than the {len(order)} here")
+            raise InputError(
+                f"tasks of {list(sizes)} classes need {sum(sizes)} classes, but {name} has "
+                f"{len(order)}"
+            )
         self.name = name
         self.task_sizes = tuple(sizes)
         self._dataset, self._order, self._limit = dataset, tuple(order[: sum(sizes)]), limit
@@ -84,12 +87,12 @@ class Benchmark:
                     f"class '{dataset.class_names[c]}' of {name} has no training images"
                 )
         for index in range(len(self)):
-            of_task = [self._order[c] for c in self._classes_of(index)]
-            if counts[of_task].sum() < 2:
+            task_classes = [self._order[c] for c in self._classes_of(index)]
+            if counts[task_classes].sum() < 2:
                 raise InputError(
                     f"task {index + 1} of {name} has one training image; it needs at least two"
                 )
-            if not np.isin(dataset.test.labels, of_task).any():
+            if not np.isin(dataset.test.labels, task_classes).any():
                 raise InputError(f"task {index + 1} of {name} has no test images")
 
     @property
@@ -99,28 +102,28 @@ class Benchmark:
 
     @property
     def left_out(self) -> int:
-        """How many classes of the dataset are in no task."""
+        """Number of classes of the dataset that are in no task."""
         return len(self._dataset.class_names) - self.classes
 
     @property
     def samples(self) -> int:
-        """Number of training samples in all."""
+        """Number of training samples of the dataset."""
         return len(self._dataset.train.labels)
 
     @property
     def digest(self) -> str:
-        """A checksum of all labels and of up to 4096 images of each split, evenly spaced."""
-        found = hashlib.sha256()
+        """Checksum of all labels and of up to 4096 evenly spaced images of each split."""
+        digest = hashlib.sha256()
         for split in (self._dataset.train, self._dataset.test):
-            found.update(np.ascontiguousarray(split.labels).tobytes())
+            digest.update(np.ascontiguousarray(split.labels).tobytes())
             for index in np.unique(np.linspace(0, len(split.labels) - 1, 4096).astype(int)):
                 row = index if split.rows is None else split.rows[index]
-                found.update(np.ascontiguousarray(split.images[row]).tobytes())
-        return found.hexdigest()
+                digest.update(np.ascontiguousarray(split.images[row]).tobytes())
+        return digest.hexdigest()
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """Height, width and channels."""
+        """Height, width and channels of the images."""
         height, width, channels = self._dataset.train.images.shape[1:]
         return int(height), int(width), int(channels)
 
@@ -151,18 +154,21 @@ class Benchmark:
         arrival[[self._order[c] for c in classes]] = classes
         chosen = np.flatnonzero(arrival[split.labels] >= 0)
         if self._limit is not None:
-            chosen = _first_of_each(chosen, split.labels[chosen], self._limit)
+            chosen = _first_of_each_class(chosen, split.labels[chosen], self._limit)
         subset = split.subset(chosen)
         return ImageSet(subset.images, torch.from_numpy(arrival)[subset.labels])
 
 
 def held_out(dataset: Dataset, share: float, seed: int) -> Dataset:
-    """The training set in two parts, to learn from and to test on; the test split is gone.
+    """Split the training set into a training and a validation set; the test split is dropped.
 
     Args:
         dataset: All images.
-        share: How much of each class to test on: at least one sample, and never all.
-        seed: Seed of the choice.
+        share: Share of each class to validate on: at least one sample, and never all.
+        seed: Seed of the random selection.
+
+    Returns:
+        A dataset with the validation set as its test split.
     """
     labels = dataset.train.labels
     rng = np.random.default_rng([seed, len(labels)])
@@ -171,15 +177,17 @@ def held_out(dataset: Dataset, share: float, seed: int) -> Dataset:
         of_class = np.flatnonzero(labels == label)
         if len(of_class) < 2:
             name = dataset.class_names[label]
-            raise InputError(f"class '{name}' has one training image: none can be held out")
+            raise InputError(
+                f"class '{name}' has only one training image; validation needs at least two"
+            )
         count = min(max(1, round(share * len(of_class))), len(of_class) - 1)
         held[rng.choice(of_class, count, replace=False)] = True
     return Dataset(dataset.train.part(~held), dataset.train.part(held), dataset.class_names)
 
 
-def _first_of_each(chosen: np.ndarray, labels: np.ndarray, limit: int) -> np.ndarray:
-    kept = [chosen[labels == label][:limit] for label in np.unique(labels)]
-    return np.sort(np.concatenate([chosen[:0], *kept]))
+def _first_of_each_class(chosen: np.ndarray, labels: np.ndarray, limit: int) -> np.ndarray:
+    first = [chosen[labels == label][:limit] for label in np.unique(labels)]
+    return np.sort(np.concatenate([chosen[:0], *first]))
 
 
 @dataclass(frozen=True)
@@ -187,9 +195,9 @@ class Spec:
     """How a benchmark is read and split.
 
     Attributes:
-        about: What it is.
-        read: Reads it from a folder.
-        sizes: Classes of each task; None where the data decide.
+        about: Description in one line.
+        read: Function that reads it from a folder.
+        sizes: Number of classes of each task; None if the data decide.
     """
 
     about: str
@@ -244,19 +252,22 @@ def load_benchmark(
     seed: int = 0,
     progress: Progress = QUIET,
 ) -> Benchmark:
-    """A benchmark by name.
+    """Load a benchmark by name.
 
     Args:
         name: One of BENCHMARKS.
         root: Folder of the datasets, or the folder or file of your own data.
-        tasks: Number of tasks, or the number of classes of each.
-        class_order: Seed that permutes the order in which classes arrive.
-        image_size: Side that images of an image folder are resized to.
-        skip_corrupt: Leave out images of an image folder that cannot be read.
-        limit: Samples of each class to use of each split.
+        tasks: Number of tasks, or the number of classes of each task.
+        class_order: Seed of a random order of the classes; None keeps the dataset's order.
+        image_size: Height and width to resize images to (image-folder only).
+        skip_corrupt: Skip images that cannot be read (image-folder only).
+        limit: Maximum number of samples per class and split.
         validation: Share of each class's training samples to test on, instead of the test split.
-        seed: Seed of their choice.
-        progress: Where to show that images are decoded.
+        seed: Seed that selects the validation samples.
+        progress: Where to show progress.
+
+    >>> [task.names for task in load_benchmark("split-digits")][0]
+    ('0', '1')
     """
     if name not in BENCHMARKS:
         raise unknown("benchmark", name, BENCHMARKS)
@@ -264,7 +275,7 @@ def load_benchmark(
     refuse_without_data(name, root)
     for setting, given in (("image_size", image_size is not None), ("skip_corrupt", skip_corrupt)):
         if given and name != "image-folder":
-            raise InputError(f"{setting} is for image-folder alone, not for {name}")
+            raise InputError(f"{setting} is for image-folder only, not for {name}")
     options = StreamOptions(
         tasks=tasks,
         class_order=class_order,
@@ -284,7 +295,7 @@ def load_benchmark(
 
 
 def refuse_without_data(name: str, root: str | Path | None) -> None:
-    """Own data have no place where they are looked for."""
+    """Raise InputError if a benchmark of your own data is used without its location."""
     spec = BENCHMARKS[name]
     if root is None and spec.sizes is None:
         raise InputError(f"{name} needs --data: {spec.about}")
@@ -296,7 +307,7 @@ def _task_sizes(
     if tasks is None and default is not None:
         return default
     if tasks is None:
-        # Own data: two classes a task, as far as they go.
+        # Own data: two classes per task; if their number is odd, three in the first.
         tasks = max(1, classes // 2)
     if isinstance(tasks, int):
         if not 1 <= tasks <= classes:

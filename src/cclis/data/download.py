@@ -1,4 +1,4 @@
-"""The archives of the published benchmarks: fetched, verified, unpacked, looked after."""
+"""Download, verify and unpack the archives of the published benchmarks."""
 
 from __future__ import annotations
 
@@ -33,28 +33,34 @@ from cclis.progress import QUIET, Progress
 
 ATTEMPTS = 4
 WAIT_SECONDS = 0.5
-"""Before the second attempt; doubled before every later one."""
-LARGEST_GROWTH = 20
-"""How many times its size an archive may unpack to; pictures hardly shrink."""
+"""Wait before the second attempt; doubled before every later one."""
+MAX_EXPANSION = 20
+"""Largest ratio of unpacked to packed size; images hardly compress."""
 TIMEOUT_SECONDS = (10.0, 60.0)
-"""For a connection, and for the next bytes over it."""
+"""Timeouts for connecting and for the next bytes."""
 
 
 @dataclass(frozen=True)
 class Archive:
-    """A file to fetch and the folder it unpacks to."""
+    """An archive to download.
+
+    Attributes:
+        url: Where to download it from.
+        filename: Its file name.
+        known_hash: Its hash for pooch: "md5:" and the digits.
+        folder: The folder that it contains.
+        size: Its size in bytes.
+    """
 
     url: str
     filename: str
     known_hash: str
-    """As pooch writes it: "md5:" and the digits."""
     folder: str
     size: int
-    """In bytes."""
 
     @property
     def md5(self) -> str:
-        """The digits of the hash alone."""
+        """The digits of the hash."""
         return self.known_hash.removeprefix("md5:")
 
 
@@ -95,9 +101,9 @@ _FILE_MD5 = {
 
 
 def default_root() -> Path:
-    """Where data lies unless told otherwise: $CCLIS_DATA, else the user's cache folder."""
-    named = os.environ.get("CCLIS_DATA")
-    return Path(named).expanduser() if named else Path(pooch.os_cache("cclis"))
+    """The default data folder: $CCLIS_DATA, or else the user's cache folder."""
+    configured = os.environ.get("CCLIS_DATA")
+    return Path(configured).expanduser() if configured else Path(pooch.os_cache("cclis"))
 
 
 # ---------------------------------------------------------------------------------- presence
@@ -105,12 +111,12 @@ def default_root() -> Path:
 
 @dataclass(frozen=True)
 class Presence:
-    """Whether a benchmark's data can be used.
+    """Whether a benchmark's data are present.
 
     Attributes:
-        present: It is there, and nothing is wrong with it.
-        where: Its folder, if there is one.
-        problem: What is wrong with that folder, as a sentence without its full stop.
+        present: Whether they are complete.
+        where: Their folder, if it exists.
+        problem: What is wrong with that folder, as a sentence without full stop.
     """
 
     present: bool
@@ -119,13 +125,13 @@ class Presence:
 
 
 def check(name: str, root: Path, *, thorough: bool = False) -> Presence:
-    """Whether the data of the benchmark `name` is in `root`.
+    """Check whether the data of the benchmark `name` are in `root`.
 
     Args:
         name: A key of ARCHIVES.
         root: The folder to look in.
-        thorough: Read every byte of CIFAR, count every image of Tiny-ImageNet; otherwise only
-            names and sizes are looked at.
+        thorough: Verify the hashes of CIFAR's files and count the images of Tiny-ImageNet.
+            Otherwise only names and sizes are checked.
     """
     _archive(name)
     if name == "seq-tinyimagenet":
@@ -147,9 +153,9 @@ def _cifar_problem(folder: Path, binary: bool, layout: CifarLayout, thorough: bo
             continue
         size, expected = file.stat().st_size, records * layout.record_bytes
         if size != expected:
-            return f"{file} is {size} bytes, but should be {expected}"
+            return f"{file} has {size} bytes, but should have {expected}"
         if thorough and pooch.file_hash(str(file), alg="md5") != _FILE_MD5[file.name]:
-            return f"{file} is not the published one: its MD5 should be {_FILE_MD5[file.name]}"
+            return f"{file} is not the published file: its MD5 should be {_FILE_MD5[file.name]}"
     return None
 
 
@@ -162,13 +168,13 @@ def _tiny_imagenet_problem(folder: Path, thorough: bool) -> str | None:
         classes = (folder / "wnids.txt").read_text(errors="replace").split()
         train = sum(1 for _ in folder.glob("train/*/images/*.JPEG"))
         test = sum(1 for _ in folder.glob("val/images/*.JPEG"))
-        for found, expected, what in (
+        for count, expected, what in (
             (len(classes), 200, "classes"),
             (train, 100_000, "training images"),
             (test, 10_000, "validation images"),
         ):
-            if found != expected:
-                return f"{folder} holds {found} {what}, but should hold {expected}"
+            if count != expected:
+                return f"{folder} contains {count} {what}, but should contain {expected}"
     return None
 
 
@@ -182,43 +188,44 @@ def _archive(name: str) -> Archive:
 
 
 def download(name: str, root: Path, progress: Progress = QUIET) -> Path:
-    """Brings the data of the benchmark `name` into `root`, and returns its folder.
+    """Download and unpack the data of the benchmark `name` into `root`; return their folder.
 
-    What is there already, unpacked or as an archive put there by hand, is not fetched again. An
-    interrupted download continues where it stopped.
+    Data or an archive that are there already, such as an archive copied by hand, are used. An
+    interrupted download is resumed.
     """
     archive = _archive(name)
-    there = _there(name, root)
-    if there is not None:
-        return there
+    folder = _existing_folder(name, root)
+    if folder is not None:
+        return folder
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with _alone(root / f".{archive.filename}.lock", progress):
-            # Another process may have brought it meanwhile.
-            there = _there(name, root)
-            if there is not None:
-                return there
+        with _locked(root / f".{archive.filename}.lock", progress):
+            # Another process may have downloaded it in the meantime.
+            folder = _existing_folder(name, root)
+            if folder is not None:
+                return folder
             path = _retrieve(archive, root, progress)
             return _unpack(path, root / archive.folder, progress)
     except OSError as error:
         raise InputError(
-            f"could not write to {root} ({error.strerror or error}). Make room there, or choose "
-            "another folder"
+            f"could not write to {root} ({error.strerror or error}). Free some space there, or "
+            "choose another folder"
         ) from error
 
 
-def _there(name: str, root: Path) -> Path | None:
-    there = check(name, root)
-    if there.problem:
+def _existing_folder(name: str, root: Path) -> Path | None:
+    presence = check(name, root)
+    if presence.problem:
         raise InputError(
-            f"{there.problem}. Delete {there.where} and run the same command again to replace it"
+            f"{presence.problem}. Delete {presence.where} and run the same command again to "
+            "download it again"
         )
-    return there.where
+    return presence.where
 
 
 @contextmanager
-def _alone(path: Path, progress: Progress) -> Iterator[None]:
-    """While the block runs, another process that comes here waits."""
+def _locked(path: Path, progress: Progress) -> Iterator[None]:
+    """Lock a file while the block runs; other processes wait."""
     lock = FileLock(path)
     try:
         lock.acquire(timeout=0)
@@ -240,27 +247,27 @@ def _retrieve(archive: Archive, root: Path, progress: Progress) -> Path:
                 archive.url, archive.known_hash, archive.filename, root, downloader=fetch
             )
     except requests.RequestException as error:
-        also = (
-            f" ({target} is there, but its MD5 is {pooch.file_hash(str(target), alg='md5')}.)"
+        mismatch = (
+            f" ({target} exists, but its MD5 is {pooch.file_hash(str(target), alg='md5')}.)"
             if target.is_file()
             else ""
         )
         raise InputError(
             f"could not download {archive.url} ({_reason(error)}). On a machine without network, "
             f"put {archive.filename} (MD5 {archive.md5}) into {root} and run the same command "
-            f"again.{also}"
+            f"again.{mismatch}"
         ) from error
     except ValueError as error:  # what pooch raises for a wrong hash
         raise InputError(
-            f"what {archive.url} sent is not {archive.filename}: its MD5 is not {archive.md5}. It "
-            f"has been removed; try again, or put the right file into {root} by hand"
+            f"the file from {archive.url} is not {archive.filename}: its MD5 is not {archive.md5}. "
+            f"It has been removed; try again, or put the right file into {root} by hand"
         ) from error
     return target
 
 
 @contextmanager
 def _quiet(logger: logging.Logger) -> Iterator[None]:
-    """Progress says what pooch's log would say."""
+    """Silence pooch's log, because a progress bar shows the same."""
     level = logger.level
     logger.setLevel(logging.WARNING)
     try:
@@ -270,26 +277,26 @@ def _quiet(logger: logging.Logger) -> Iterator[None]:
 
 
 class _Fetch:
-    """A downloader for pooch that keeps partial files and continues them."""
+    """A downloader for pooch that resumes from a partial file."""
 
     def __init__(self, part: Path, archive: Archive, progress: Progress):
         self.part, self.archive, self.progress = part, archive, progress
 
     def __call__(self, url: str, output_file: str, _pooch: Any) -> None:
-        """Fetches `url` into `output_file`, by way of the partial file."""
+        """Download `url` to the partial file, then rename it to `output_file`."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 self._attempt(url)
                 break
             except requests.RequestException as error:
-                if attempt == ATTEMPTS or _refused(error):
+                if attempt == ATTEMPTS or _permanent(error):
                     raise
                 time.sleep(WAIT_SECONDS * 2 ** (attempt - 1))
         os.replace(self.part, output_file)
 
     def _attempt(self, url: str) -> None:
         done = self.part.stat().st_size if self.part.is_file() else 0
-        # Without "identity" some servers send a .gz to be unpacked on arrival.
+        # Without "identity" some servers label a .gz file as compressed transfer encoding.
         headers = {"Accept-Encoding": "identity"}
         if done:
             headers["Range"] = f"bytes={done}-"
@@ -302,7 +309,7 @@ class _Fetch:
                 raise requests.ConnectionError("the partial file is longer than the whole")
             response.raise_for_status()
             if response.status_code != requests.codes.partial_content:
-                done = 0  # the server knows no ranges, and starts over
+                done = 0  # the server does not support ranges and sends the whole file
             elif not whole_range.startswith(f"bytes {done}-"):
                 self.part.unlink()
                 raise requests.ConnectionError(f"the server sent the wrong part: {whole_range}")
@@ -320,26 +327,26 @@ class _Fetch:
                 done=done,
             ) as bar,
         ):
-            # A piece that is cut short is lost, so pieces are small.
+            # Small chunks, because an incomplete chunk is lost.
             for chunk in response.iter_content(1 << 15):
                 file.write(chunk)
                 bar.advance(len(chunk))
                 done += len(chunk)
         if total is not None and done < total:
-            raise requests.ConnectionError(f"the connection broke off at byte {done} of {total}")
+            raise requests.ConnectionError(f"the connection was lost at byte {done} of {total}")
 
 
-def _refused(error: requests.RequestException) -> bool:
-    """Whether asking again would bring the same answer."""
+def _permanent(error: requests.RequestException) -> bool:
+    """Whether another attempt would fail in the same way."""
     return error.response is not None and 400 <= error.response.status_code < 500
 
 
 def _reason(error: requests.RequestException) -> str:
-    """The kernel of what requests wraps three times over."""
+    """The cause of an error that requests wraps several times."""
     if isinstance(error, requests.HTTPError) and error.response is not None:
         return f"the server answered {error.response.status_code} {error.response.reason}"
     if isinstance(error, requests.exceptions.ChunkedEncodingError):
-        return "the connection broke off"
+        return "the connection was lost"
     cause = getattr(error.args[0] if error.args else None, "reason", error)
     return str(cause).rsplit(": ", 1)[-1].rstrip(".")
 
@@ -357,7 +364,7 @@ class _Member:
 
 
 def _unpack(path: Path, folder: Path, progress: Progress) -> Path:
-    """Unpacks the `folder` that the archive at `path` holds; it appears only once complete."""
+    """Unpack `folder` from the archive at `path`; it appears only when complete."""
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.tmp")
     temporary.mkdir()
     try:
@@ -371,10 +378,14 @@ def _unpack(path: Path, folder: Path, progress: Progress) -> Path:
                         _write(member, temporary / PurePosixPath(member.name))
                     bar.advance()
         if not (temporary / folder.name).is_dir():
-            raise InputError(f"{path} holds no folder {folder.name}; it is not the right archive")
+            raise InputError(
+                f"{path} contains no folder {folder.name}; delete it and run the same command again"
+            )
         os.replace(temporary / folder.name, folder)
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
-        raise InputError(f"{path} is damaged ({error}); delete it and run again") from error
+        raise InputError(
+            f"{path} is damaged ({error}); delete it and run the same command again"
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
@@ -391,7 +402,7 @@ def _members(path: Path) -> Iterator[list[_Member]]:
 
 
 def _zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Member:
-    kind = stat.S_IFMT(info.external_attr >> 16)  # 0 where the writer knew no Unix
+    kind = stat.S_IFMT(info.external_attr >> 16)  # 0 if the archive was not made on Unix
     plain = kind in (0, stat.S_IFREG) and not info.is_dir()
     return _Member(info.filename, info.file_size, plain, info.is_dir(), lambda: archive.open(info))
 
@@ -412,23 +423,23 @@ def _refuse_unsafe(member: _Member, path: Path, folder: str) -> None:
         or ":" in member.name
     ):
         raise InputError(
-            f"{path} holds '{member.name}', which is not a plain file in {folder}/: refused, and "
-            "nothing unpacked. Delete the archive and download it again"
+            f"{path} contains '{member.name}', which is not a regular file in {folder}/: refused, "
+            "nothing was unpacked. Delete the archive and download it again"
         )
 
 
 def _refuse_bomb(members: Sequence[_Member], path: Path) -> None:
     packed, unpacked = path.stat().st_size, sum(member.size for member in members)
-    if unpacked > LARGEST_GROWTH * packed:
+    if unpacked > MAX_EXPANSION * packed:
         raise InputError(
-            f"{path} claims to unpack to {unpacked:,} bytes from {packed:,}: refused, and nothing "
+            f"{path} would expand from {packed:,} to {unpacked:,} bytes: refused, nothing was "
             "unpacked. Delete the archive and download it again"
         )
 
 
 def _write(member: _Member, target: Path) -> None:
     source = member.open()
-    if source is None:  # only for what is no file, which was refused
+    if source is None:  # never for a regular file
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     left = member.size

@@ -1,4 +1,4 @@
-"""ImageSet: images and labels that belong together."""
+"""Images with their labels, and the conversion of users' images."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class ImageSet:
     """Images and their classes.
 
     Attributes:
-        images: uint8, (N, H, W, C) with one or three channels; a permuted view is channels-last.
-            They may stay on the host while the labels are on a GPU.
-        labels: int64, (N,): the class of every image, as its index in order of arrival.
+        images: uint8, (N, H, W, C) with one or three channels. May be on the host while the labels
+            are on a GPU.
+        labels: Classes as indices in order of arrival, int64 (N,).
     """
 
     images: Tensor
@@ -44,13 +44,13 @@ class ImageSet:
         return len(self.labels)
 
     def __getitem__(self, index: Tensor | slice) -> ImageSet:
-        there = index.to(self.images.device) if isinstance(index, Tensor) else index
-        return ImageSet(self.images[there], self.labels[index])
+        image_index = index.to(self.images.device) if isinstance(index, Tensor) else index
+        return ImageSet(self.images[image_index], self.labels[index])
 
     def to(
         self, device: torch.device | str, *, images: torch.device | str | None = None
     ) -> ImageSet:
-        """The same set on another device, its images on a device of their own if one is given."""
+        """Move the set to `device`, and its images to the device `images` if given."""
         return ImageSet(self.images.to(images or device), self.labels.to(device))
 
     @property
@@ -61,18 +61,18 @@ class ImageSet:
 
     @staticmethod
     def concatenate(*sets: ImageSet) -> ImageSet:
-        """All sets after one another, their images where the last one's are."""
+        """Concatenate sets; the images move to the device of the last one's."""
         shapes = {s.shape for s in sets}
         if len(shapes) > 1:
-            found = " and ".join(str(s) for s in sorted(shapes))
-            raise InputError(f"images of different sizes (height, width, channels): {found}")
-        place = sets[-1].images.device
-        images = torch.cat([s.images.to(place) for s in sets])
+            listed = " and ".join(str(s) for s in sorted(shapes))
+            raise InputError(f"images of different sizes (height, width, channels): {listed}")
+        device = sets[-1].images.device
+        images = torch.cat([s.images.to(device) for s in sets])
         return ImageSet(images, torch.cat([s.labels for s in sets]))
 
 
 def as_uint8_images(images: Any) -> Tensor:
-    """Images as a user holds them, checked and brought to uint8 (N, H, W, C).
+    """Check a user's images and convert them to uint8 (N, H, W, C).
 
     Args:
         images: An array, tensor or sequence of equally sized images: (N, H, W), (N, H, W, C) or
@@ -81,7 +81,7 @@ def as_uint8_images(images: Any) -> Tensor:
     array = _as_array(images)
     if array.ndim == 3 and array.shape[-1] == 3:
         raise InputError(
-            f"an array of shape {array.shape} looks like one colour image; give it a first axis: "
+            f"an array of shape {array.shape} looks like a single colour image; add a first axis: "
             "images[None]"
         )
     if array.ndim == 3:
@@ -98,31 +98,31 @@ def as_uint8_images(images: Any) -> Tensor:
             )
         array = array.transpose(0, 2, 3, 1)
     if np.issubdtype(array.dtype, np.floating):
-        # min and max see NaN and infinity without a boolean array of the images' size.
+        # min and max detect NaN and infinity without a mask of the images' size.
         low, high = float(array.min()), float(array.max())
         if not (np.isfinite(low) and np.isfinite(high)):
             raise InputError("images contain NaN or infinite values")
         if low < 0 or high > 1:
             raise InputError(
-                f"floating-point images must lie within [0, 1]; these reach from {low:g} to "
+                f"floating-point images must be within [0, 1]; these range from {low:g} to "
                 f"{high:g}. Scale them, or pass uint8"
             )
         array = np.rint(array * 255).astype(np.uint8)
     elif array.dtype != np.uint8:
         raise InputError(f"images must be uint8 or floating point, not {array.dtype}")
-    # A copy: what the caller does to the array afterwards must not change what is learned.
+    # Copied, so that later changes to the caller's array have no effect.
     return torch.from_numpy(np.array(array, order="C"))
 
 
 def as_array(given: Any, what: str) -> NDArray[Any]:
-    """An array of an array, a tensor or a sequence; `what` it holds is for the error's sentence."""
+    """Convert an array, tensor or sequence to an array; errors name it `what`."""
     with as_input_errors(f"{what} must be an array, a dense tensor or a sequence"):
         return given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
 
 
 def _as_array(images: Any) -> NDArray[Any]:
     if isinstance(images, Tensor) and images.is_floating_point():
-        images = images.float()  # numpy does not have all of torch's types
+        images = images.float()  # numpy has no bfloat16
     if not isinstance(images, np.ndarray) and isinstance(images, Sequence):
         shapes = sorted({as_array(image, "an image").shape for image in images})
         if len(shapes) > 1:

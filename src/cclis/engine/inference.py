@@ -14,7 +14,7 @@ from cclis.engine.devices import numerics
 from cclis.engine.prefetch import prefetch
 from cclis.engine.recording import Recording, Tensors
 from cclis.functional.precision import at_least_float32
-from cclis.nn.compiling import compiled, compiled_for_all, compiles
+from cclis.nn.compiling import compiled_for_all, compiles
 from cclis.nn.network import Network, Representation, evaluating
 from cclis.settings import Config
 
@@ -34,7 +34,7 @@ class Inference:
         self._compiled = compiles(config, fabric.device)
         self._augment = compiled_for_all(augment) if self._compiled else augment
         self._to_float = compiled_for_all(to_float) if self._compiled else to_float
-        self._represent = compiled(self._features_and_embeddings, self._compiled)
+        self._represent = compiled_for_all(_represent) if self._compiled else _represent
         recorded = self._compiled and fabric.device.type == "cuda"
         # Passes with and without augmentation are recorded separately.
         self._passes = [Recording(self._pass) if recorded else self._pass for _ in range(2)]
@@ -100,8 +100,10 @@ class Inference:
                 floats = self._augment(inputs["images"], self._config, inputs["uniforms"])
             else:
                 floats = self._to_float(inputs["images"])
-            return self._represent(floats)
+            return self._represent(self.network, floats)
 
-    def _features_and_embeddings(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        features = self.network.features(images)
-        return at_least_float32(features), self.network.project(features)
+
+def _represent(network: Network, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Features and embeddings; the network is an argument, so that copies share one compilation."""
+    features = network.features(images)
+    return at_least_float32(features), network.project(features)

@@ -100,7 +100,8 @@ def evaluate(
         bar.advance()
         by_head, predicted = {}, {}
         for name in heads:
-            scores = fit(name, view).scores(represented)
+            with inference.numerics():
+                scores = fit(name, view).scores(represented)
             by_task = torch.split(scores, sizes), torch.split(test.labels, sizes)
             by_head[name], predicted[name] = accuracies(*by_task, task_sizes), scores.argmax(dim=1)
             bar.advance(note=f"{name} {sum(by_head[name].class_il) / len(tests):.1f} %")

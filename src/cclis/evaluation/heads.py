@@ -253,8 +253,9 @@ def fit(name: str, view: View) -> Head:
         raise InputError("the network is no longer finite: a lower learning_rate may help")
     with view.inference.numerics():
         head = HEADS[name](view)
+        scores = head.scores(view.check_batch)
     # The score of a class without samples is minus infinity.
-    scores = head.scores(view.check_batch).masked_fill(head.bias == -torch.inf, 0)
+    scores = scores.masked_fill(head.bias == -torch.inf, 0)
     if not bool(scores.isfinite().all()):
         rate = "probe_learning_rate" if name.startswith("linear") else "learning_rate"
         raise InputError(f"the head {name} is not finite: a lower {rate} may help")

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cclis.functional.coreset import weighted_coreset
+from cclis.functional.precision import at_least_float32
 from cclis.functional.sampling import quotas
 from cclis.methods.base import Batch, Exemplars, Visible
 from cclis.methods.classifier import weighted_mean
@@ -80,7 +81,7 @@ class GCR(DarkReplay[GCRConfig]):
         self, visible: Visible, capacity: int, generator: torch.Generator
     ) -> Exemplars:
         """Class by class a weighted coreset of the candidates."""
-        features = visible.represent(augmented=False).features.float()
+        features = at_least_float32(visible.represent(augmented=False).features)
         stored, before = visible.extras["logits"], visible.extras["weight"]
         counts = visible.labels.bincount(minlength=self.seen).cpu()
         shares = quotas(counts, capacity, generator=generator).tolist()

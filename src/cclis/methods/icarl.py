@@ -41,7 +41,7 @@ class ICaRL(TeacherMethod[ICaRLConfig, ClassifierNetwork], ClassifierMethod[ICaR
                 old = self.teacher.logits(batch.images).sigmoid()
                 # A known class that comes again is learned from its labels.
                 again = ~batch.replayed & (batch.labels < self.old_classes)
-                labels = F.one_hot(batch.labels, old.shape[1]).float()
+                labels = F.one_hot(batch.labels, old.shape[1]).type_as(old)
                 old = torch.where(again[:, None], labels, old)
         logits = self.network.logits(batch.images)
         loss = icarl_loss(

@@ -106,16 +106,16 @@ def map_figure(rows: Sequence[Sequence[Map]]) -> Figure:
     figure = Figure(figsize=size, layout="constrained", facecolor="white")
     parts = figure.subfigures(len(rows), squeeze=False)[:, 0]
     for part, maps in zip(parts, rows, strict=True):
-        classes = max((found.classes for found in maps), key=len)
+        classes = max((one.classes for one in maps), key=len)
         colours = _colours(len(classes))
         for axes in (panels := part.subplots(1, columns, squeeze=False)[0]):
             axes.set_axis_off()
-        for axes, found in zip(panels, maps, strict=False):
-            axes.set_title(_plain(found.title), fontsize="medium")
-            for kind, (places, labels) in found.points.items():
+        for axes, one in zip(panels, maps, strict=False):
+            axes.set_title(_plain(one.title), fontsize="medium")
+            for kind, (places, labels) in one.points.items():
                 x, y = [x for x, _ in places], [y for _, y in places]
                 axes.scatter(x, y, c=[colours[label] for label in labels], **MARKS[kind][1])
-            if not found.points:
+            if not one.points:
                 axes.text(0.5, 0.5, "no map", ha="center", color="grey", transform=axes.transAxes)
         named = classes if len(classes) <= MOST_NAMED else ()
         marks = [
@@ -123,7 +123,7 @@ def map_figure(rows: Sequence[Sequence[Map]]) -> Figure:
             for name, colour in zip(named, colours, strict=False)
         ]
         for kind, (name, style) in MARKS.items():
-            if any(kind in found.points for found in maps):
+            if any(kind in one.points for one in maps):
                 grey = {**style, "alpha": None, "color": "silver"}
                 marks.append(panels[0].scatter([], [], label=name, **grey))
         part.legend(handles=marks, loc="outside right upper", frameon=False, fontsize="small")

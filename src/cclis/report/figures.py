@@ -136,19 +136,19 @@ def losses(records: Sequence[Record]) -> list[Figure]:
 def importance(result: Result, records: Sequence[Record]) -> list[Figure]:
     """How well what the memory keeps stands for what was visible; empty without a proposal."""
     evaluations = [record for record in records if isinstance(record, Evaluation)]
-    found = {record.task: record.diagnosis for record in evaluations if record.diagnosis}
-    if not any(sum(diagnosis["kept"]) for diagnosis in found.values()):
+    diagnoses = {record.task: record.diagnosis for record in evaluations if record.diagnosis}
+    if not any(sum(diagnosis["kept"]) for diagnosis in diagnoses.values()):
         return []
     names, classes = _names(result), len(result.class_names)
     share = [
         [e / k if k else None for e, k in zip(d["effective"], d["kept"], strict=True)]
-        for d in found.values()
+        for d in diagnoses.values()
     ]
     padded = [[*row, *[None] * (classes - len(row))] for row in share]
-    heat = _heat(names, [f"after {task + 1}" for task in found], padded, ".2f", 1)
+    heat = _heat(names, [f"after {task + 1}" for task in diagnoses], padded, ".2f", 1)
     heat["customdata"] = [
         [f"{e:.1f} of {k}" for e, k in zip(d["effective"], d["kept"], strict=True)]
-        for d in found.values()
+        for d in diagnoses.values()
     ]
     heat["hovertemplate"] = "%{y}, %{x}: %{customdata}<extra></extra>"
     effective = _figure(
@@ -158,7 +158,7 @@ def importance(result: Result, records: Sequence[Record]) -> list[Figure]:
         y={"autorange": "reversed", **CELLS},
     )
     # A class is all there to compare with in the task that brings it.
-    arrived = [(c, found[t]) for c, t in _arrivals(result) if t in found]
+    arrived = [(c, diagnoses[t]) for c, t in _arrivals(result) if t in diagnoses]
     spread = [d["spread"][c] for c, d in arrived]
     new = [names[c] for c, _ in arrived]
     low, first, middle, third, high = ([row[q] for row in spread] for q in range(len(QUANTILES)))
@@ -246,16 +246,16 @@ def _outlined(symbol: str, size: int, labels: Iterable[int]) -> Figure:
 
 
 def _names(result: Result) -> list[str]:
-    """Of the classes, cut, each another, as plotly shows them unchanged.
+    """Short names of the classes, all different, that plotly shows as they are.
 
     It takes some tags and `%{...}` for its own, and a name such as `__proto__` for JavaScript's.
     """
-    found: list[str] = []
+    names: list[str] = []
     for number, whole in enumerate(result.class_names):
         name = whole if len(whole) <= LONGEST_NAME else f"{whole[: LONGEST_NAME - 1]}…"
         name = INVISIBLE + html.escape(name, quote=False).replace("%{", f"%{INVISIBLE}{{")
-        found.append(f"{name} ({number + 1})" if name in found else name)
-    return found
+        names.append(f"{name} ({number + 1})" if name in names else name)
+    return names
 
 
 def _colour(label: int) -> str:

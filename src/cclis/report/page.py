@@ -23,13 +23,13 @@ MOST_SHOWN = 2000
 
 
 def environment() -> Environment:
-    """Where pages are rendered: names in them are shown as text, never run."""
-    found = Environment(
+    """The templates of pages; names in them are shown as text, never run."""
+    templates = Environment(
         loader=PackageLoader("cclis.report"), autoescape=True, undefined=StrictUndefined
     )
-    found.globals["plotly"] = _plotly
-    found.filters["as_data"] = as_data
-    return found
+    templates.globals["plotly"] = _plotly
+    templates.filters["as_data"] = as_data
+    return templates
 
 
 def render(
@@ -72,7 +72,7 @@ def render(
             short=SCENARIOS.values(),
             heads=list(dict.fromkeys([headline, *result.heads])),
             paper=paper,
-            panels={name: found for name, found in panels.items() if found},
+            panels={name: drawn for name, drawn in panels.items() if drawn},
             sheets=sheets,
             memory=memory,
             at_once=at_once,
@@ -83,7 +83,7 @@ def render(
 
 
 def as_data(value: Any) -> Markup:
-    """JSON to stand within a script element, which nothing in it can end."""
+    """JSON to stand within a script element; nothing in it can end the element."""
     text = json.dumps(value, separators=(",", ":"))
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
@@ -91,21 +91,21 @@ def as_data(value: Any) -> Markup:
 
 
 def _paper(result: Result) -> dict[str, Any]:
-    """The paper's numbers for this very row, empty where it has none."""
+    """The paper's numbers for the row of this run, empty where it has none."""
     if result.changed is None:
         return {}
     return paper_row(result.benchmark, result.memory, result.method, result.variation)
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What the memory keeps of a class.
+class Exemplars:
+    """The samples of a class in the memory.
 
     Attributes:
-        name: Of the class.
-        first: The number of its first sample that is shown.
-        proposal: g of those that are shown, the largest first.
-        more: How many are not shown.
+        name: The class.
+        first: The number of the first sample that is shown, among those of all classes.
+        proposal: g of the samples that are shown, the largest first.
+        more: How many samples are not shown.
     """
 
     name: str
@@ -116,9 +116,12 @@ class Kept:
 
 def _memory(
     result: Result, analysis: Mapping[str, Tensor]
-) -> tuple[Mapping[str, Tensor], list[Kept]]:
-    """The analysis with those of the memory's samples that are shown, class by class the largest
-    proposal first, and what they are."""
+) -> tuple[Mapping[str, Tensor], list[Exemplars]]:
+    """Which of the memory's samples are shown, class by class, the largest proposal first.
+
+    Returns:
+        The analysis with these samples alone, and their classes.
+    """
     if not len(analysis.get("memory.images", ())):
         return analysis, []
     labels, proposal = analysis["memory.labels"], analysis["memory.proposal"]
@@ -130,7 +133,7 @@ def _memory(
         rows = rows[proposal[rows].argsort(descending=True, stable=True)]
         some = rows[:most]
         name = result.class_names[label]
-        kept.append(Kept(name, first, proposal[some].tolist(), len(rows) - len(some)))
+        kept.append(Exemplars(name, first, proposal[some].tolist(), len(rows) - len(some)))
         chosen.append(some)
         first += len(some)
     order = torch.cat(chosen)

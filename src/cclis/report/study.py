@@ -37,11 +37,11 @@ class Row:
     """A row of a study.
 
     Attributes:
-        benchmark: What was learned.
+        benchmark: The benchmark.
         memory: How many samples could be kept.
         variant: What was varied, in the paper's words.
-        runs: What came out, by the names of the runs that ended.
-        failed: What went wrong, by the names of those that did not.
+        runs: The results of the runs that ended, by name.
+        failed: Why the others failed, by name.
         paper: The paper's numbers, by scenario and kind; empty where it has none.
         line: The line of the figure that the row is a point of.
         place: Where on that line, or None where there is no figure.
@@ -74,13 +74,15 @@ class Row:
 
     def published(self, scenario: str, key: str) -> Sequence[float] | None:
         """The paper's mean and standard deviation, or None."""
-        found: Sequence[float] | None = self.paper.get(scenario, {}).get(key)
-        return found
+        numbers: Sequence[float] | None = self.paper.get(scenario, {}).get(key)
+        return numbers
 
 
 def study_table(rows: Sequence[Row], scores: Sequence[tuple[str, str]]) -> Table:
-    """A header, and a row for every variant: each score's mean ± standard deviation, and the
-    paper's beside it where it has any, with the difference of the means in brackets."""
+    """A header, and a row for every variant, with the mean ± standard deviation of each score.
+
+    Beside it stands the paper's, where it has any, with the difference of the means in brackets.
+    """
     printed = [score for score in scores if any(row.published(*score) for row in rows)]
     names = [name for s in scores for name in (NAMES[s], *["paper"] * (s in printed))]
     table = [["benchmark", "memory", "variant", "head", *names, "runs"]]
@@ -100,8 +102,7 @@ def study_table(rows: Sequence[Row], scores: Sequence[tuple[str, str]]) -> Table
 def study_numbers(
     rows: Sequence[Row], scores: Sequence[tuple[str, str]]
 ) -> tuple[list[str], Table]:
-    """The same for programs: a header, and rows in which means, deviations and the paper's numbers
-    stand apart."""
+    """The same for programs: a header, and rows with a cell for each mean and deviation."""
     header = ["benchmark", "memory", "variant", "head", "runs", "failed", *number_columns(scores)]
     table = []
     for row in rows:
@@ -122,12 +123,12 @@ def study_figure(rows: Sequence[Row], axis: str) -> Figure:
     for number, (name, points) in enumerate(by_name.items()):
         ours = [(p, p.measured("class_il", "accuracy")) for p in points]
         printed = [(p, p.published("class_il", "accuracy")) for p in points]
-        for caption, hollow, found in (
+        for caption, hollow, places in (
             (name, False, [(p.place, *_mean_and_deviation(v)) for p, v in ours if v]),
             (f"{name}, the paper", True, [(p.place, *v) for p, v in printed if v]),
         ):
-            if found:
-                x, y, deviation = (list(column) for column in zip(*found, strict=True))
+            if places:
+                x, y, deviation = (list(column) for column in zip(*places, strict=True))
                 lines.append(Line(caption, x, y, deviation, number, hollow))
     return line_figure(lines, axis, "Class-IL accuracy in %")
 
@@ -137,11 +138,11 @@ def study_map(rows: Sequence[Row], folder: Path) -> Figure:
     lines: dict[str, list[Map]] = {}
     for row in rows:
         title = f"{row.variant}, {row.benchmark}"
-        found = Map(title, (), {})
+        drawn = Map(title, (), {})
         for name, result in [*row.runs.items()][:1]:
             with suppress(InputError):  # a run is whole without what its report shows
-                found = run_map(title, result, Run(folder / name).analysis)
-        lines.setdefault(row.benchmark, []).append(found)
+                drawn = run_map(title, result, Run(folder / name).analysis)
+        lines.setdefault(row.benchmark, []).append(drawn)
     return map_figure([*lines.values()])
 
 
@@ -150,7 +151,7 @@ def run_map(title: str, result: Result, analysis: Mapping[str, Tensor]) -> Map:
 
     Args:
         title: What stands above it.
-        result: What came out of the run.
+        result: The result of the run.
         analysis: What was kept beside it; the map is empty where that is too little.
     """
     points: dict[str, tuple[list[list[float]], list[int]]] = {}

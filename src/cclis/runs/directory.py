@@ -1,11 +1,11 @@
-"""Run directories: what a run leaves behind, written atomically, read back by all that reports.
+"""Run directories: the files of a run, written atomically.
 
 config.yaml            every setting
 metrics.jsonl          a line per epoch and per evaluation, as they happen
 checkpoints/           the model and its memory after each task, and the newest from in between
 analysis.safetensors   confusions, the memory and some embeddings, for the report
-result.json            the accuracy matrices and their averages: the run has ended
-report.html            the same to look at
+result.json            the scores; written last, so that a run that has it has ended
+report.html            the report
 tensorboard/           event files, where asked for
 """
 
@@ -37,7 +37,7 @@ class Run:
 
     @classmethod
     def create(cls, config: Config) -> Run:
-        """A new directory for a run with these settings; what exists is never overwritten."""
+        """A new directory for a run with these settings; nothing is overwritten."""
         if config.output is not None:
             path = Path(config.output)
             _refuse_occupied(path)
@@ -99,7 +99,7 @@ class Run:
 
     @property
     def result(self) -> Result:
-        """What came out."""
+        """The result; an InputError where the run has not ended."""
         if not self.ended:
             raise InputError(f"{self.path} has no result.json: the run did not end")
         path = self.path / "result.json"
@@ -167,7 +167,7 @@ class Run:
         return self.path / "analysis.safetensors"
 
     def save_result(self, result: Result) -> None:
-        """Write what came out."""
+        """Write the result: the run has ended."""
         write_json(self.path / "result.json", result.to_json())
 
     @property

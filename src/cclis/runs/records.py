@@ -24,14 +24,14 @@ Matrix = list[list[float | None]]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How a run did after a task.
+    """An evaluation after a task.
 
     Attributes:
         task: The task just learned, counted from 0.
         accuracies: By head.
         main_head: The head that `predict` uses.
         seconds: How long the task took to learn.
-        diagnosis: What the method says of the samples it kept; may be empty.
+        diagnosis: What the method measured of the samples it selected; may be empty.
     """
 
     task: int
@@ -123,10 +123,10 @@ class RunScores:
     """The scores of a run, as an evaluation of its checkpoints gives them.
 
     Attributes:
-        benchmark: What was learned.
-        method: How.
+        benchmark: The benchmark.
+        method: The method.
         memory: How many samples could be kept.
-        seed: Of everything random.
+        seed: The seed of everything random.
         main_head: The head that `predict` uses.
         class_il: Scores by head, all classes competing.
         task_il: The same among the classes of a sample's task.
@@ -169,7 +169,7 @@ class Seconds:
         train: On learning.
         total: In all.
         compile: On compiling, within the others.
-        evaluation: On evaluations; 0 where a run of before does not say.
+        evaluation: On evaluations; 0 in old files, which do not say.
     """
 
     train: float
@@ -186,15 +186,15 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Result(RunScores):
-    """What came out of a run: result.json.
+    """The result of a run: result.json.
 
     Attributes:
         recipe: The recipe it took its settings from, such as seq-cifar10/er-200, if any.
         changed: Settings other than in the recipe for its benchmark, method and memory; None where
-            a result of before does not say.
+            an old file does not tell.
         task_sizes: How many classes each task has.
         class_names: The classes in order of arrival.
-        seconds: What it took.
+        seconds: How long it took.
         images_per_second: Through the training steps.
         peak_memory_bytes: Of the GPU, or of the process where there is none.
         device: In words.

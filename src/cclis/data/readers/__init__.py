@@ -1,4 +1,4 @@
-"""Image collections as they lie on disk: CIFAR, Tiny-ImageNet, digits, image folders, npz."""
+"""Readers of image datasets: CIFAR, Tiny-ImageNet, digits, image folders, npz files."""
 
 from cclis.data.readers.cifar import CIFAR10, CIFAR100, CifarLayout, read_cifar10, read_cifar100
 from cclis.data.readers.dataset import Dataset, Split

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, in their binary and in their python layout."""
+"""CIFAR-10 and CIFAR-100, in their binary and their python format."""
 
 from __future__ import annotations
 
@@ -32,19 +32,31 @@ train trout tulip turtle wardrobe whale willow_tree wolf woman worm
 
 @dataclass(frozen=True)
 class CifarLayout:
-    """What a CIFAR collection looks like on disk, in its binary and in its python layout."""
+    """Files of a CIFAR dataset, in the binary and the python format.
+
+    Attributes:
+        title: Name of the dataset.
+        benchmark: Name of the benchmark.
+        binary_folder: Folder of the binary format.
+        python_folder: Folder of the python format.
+        train: Training files, without .bin, and the number of images in each.
+        test: Test files, likewise.
+        label_bytes: Bytes before the pixels of a binary record; the last one is the label.
+        label_key: Key of the labels in the python format.
+        binary_names: File of the class names in the binary format.
+        python_names: The same in the python format.
+        names_key: Key of the class names in that file.
+        class_names: Class names, used if the file is missing.
+    """
 
     title: str
     benchmark: str
     binary_folder: str
     python_folder: str
     train: Mapping[str, int]
-    """Files (without .bin) and the images each holds."""
     test: Mapping[str, int]
     label_bytes: int
-    """Bytes before the pixels of a binary record; the last of them is the label used."""
     label_key: str
-    """Where the python layout holds the label used."""
     binary_names: str
     python_names: str
     names_key: str
@@ -52,11 +64,11 @@ class CifarLayout:
 
     @property
     def record_bytes(self) -> int:
-        """Length of one image with its labels in the binary layout."""
+        """Bytes of one image with its labels in the binary format."""
         return self.label_bytes + PIXELS
 
     def find(self, root: Path) -> tuple[Path, bool] | None:
-        """The folder that holds the collection, and whether its layout is the binary one."""
+        """The folder of the dataset, and whether it has the binary format; None if missing."""
         first = next(iter(self.train))
         for name, file, binary in (
             (self.binary_folder, f"{first}.bin", True),
@@ -100,24 +112,25 @@ CIFAR100 = CifarLayout(
 
 
 def read_cifar10(root: Path) -> Dataset:
-    """CIFAR-10 from `root`/cifar-10-batches-bin, `root`/cifar-10-batches-py, or `root` itself."""
+    """Read CIFAR-10 from `root`/cifar-10-batches-bin, `root`/cifar-10-batches-py, or `root`."""
     return _read_cifar(root, CIFAR10)
 
 
 def read_cifar100(root: Path) -> Dataset:
-    """CIFAR-100, fine labels, from `root`/cifar-100-binary, `root`/cifar-100-python or `root`."""
+    """Read CIFAR-100 (fine labels) from `root`/cifar-100-binary, `root`/cifar-100-python, or
+    `root`."""
     return _read_cifar(root, CIFAR100)
 
 
 def _read_cifar(root: Path, layout: CifarLayout) -> Dataset:
-    found = layout.find(root)
-    if found is None:
+    located = layout.find(root)
+    if located is None:
         raise InputError(
             f"no {layout.title} in {root}: expected {root / layout.binary_folder}/ or "
             f"{root / layout.python_folder}/; run `cclis data {layout.benchmark} --download`, "
             "or put the files there"
         )
-    folder, binary = found
+    folder, binary = located
     read, read_names = (
         (_read_binary_batch, _read_binary_names)
         if binary
@@ -131,7 +144,7 @@ def _read_cifar(root: Path, layout: CifarLayout) -> Dataset:
 
 
 def _join(batches: Sequence[tuple[Uint8, Int64]]) -> Split:
-    """One split of batches of flat pixels: planes of red, green, blue, each in rows."""
+    """Join batches of flat pixels (red, green and blue planes, row by row) to one split."""
     labels = np.concatenate([labels for _, labels in batches])
     images = np.empty((len(labels), 32, 32, 3), dtype=np.uint8)
     start = 0
@@ -151,7 +164,7 @@ def _read_binary_batch(
     if len(raw) != expected:
         problem = "truncated" if len(raw) < expected else f"not a {layout.title} file"
         raise InputError(
-            f"{file} is {len(raw)} bytes, but should be {expected}: it is {problem}; "
+            f"{file} has {len(raw)} bytes, but should have {expected}: it is {problem}; "
             "download it again"
         )
     raw = raw.reshape(records, layout.record_bytes)
@@ -164,7 +177,7 @@ def _check_labels(file: Path, highest: int, layout: CifarLayout) -> None:
     classes = len(layout.class_names)
     if highest >= classes:
         raise InputError(
-            f"{file} holds the label {highest}, but {layout.title} labels end at {classes - 1}: "
+            f"{file} contains the label {highest}, but {layout.title} labels end at {classes - 1}: "
             "it is damaged; download it again"
         )
 

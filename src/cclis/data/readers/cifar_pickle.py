@@ -1,4 +1,4 @@
-"""The pickles of CIFAR's python layout, loaded without running anything they name."""
+"""Reading the pickles of CIFAR's python format without running code from them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from cclis.data.readers.dataset import Uint8
 from cclis.data.readers.text import first_line, read_bytes, text
 from cclis.errors import InputError
 
-MOST_TUPLES = 1000
-"""In one file; CIFAR's own have six, and one more for every text that Python 3 wrote as bytes."""
+MAX_TUPLES = 1000
+"""Maximum number of tuples in a file. CIFAR's files have six, plus one for each string that Python
+3 wrote as bytes."""
 
 
 def unpickle(file: Path) -> dict[str, Any]:
-    """The mapping that a file of the python layout holds."""
+    """Read the dictionary in a file of the python format."""
     data = read_bytes(file)
     try:
         _refuse_bomb(data)
@@ -29,7 +30,7 @@ def unpickle(file: Path) -> dict[str, Any]:
         return {text(key): value for key, value in content.items()}
     except InputError:
         raise
-    # Damaged pickles raise nearly every type of exception.
+    # Damaged pickles can raise almost any exception.
     except Exception as error:
         raise InputError(
             f"{file} is not a CIFAR file, or is damaged ({first_line(error)}); download it again"
@@ -37,7 +38,7 @@ def unpickle(file: Path) -> dict[str, Any]:
 
 
 def array_of(value: Any) -> Uint8 | None:
-    """The array of bytes that `value` is the record of, if it is one."""
+    """The uint8 array that a recorded constructor call describes; None if it is none."""
     try:
         shape, dtype, fortran, raw = value.state[-4:]
         if dtype.args[0] not in ("u1", b"u1"):
@@ -48,11 +49,12 @@ def array_of(value: Any) -> Uint8 | None:
 
 
 def _refuse_bomb(data: bytes) -> None:
-    """Refuse a pickle that could take time or memory out of proportion to its length.
+    """Refuse a pickle that could take much time or memory although it is small.
 
-    What is memoised and used again may be a text or a name, as in CIFAR's files, and nothing else:
-    the hash of a tuple of itself, many times over, never ends. Tuples are few, for the hash of
-    deeply nested ones fills the stack; numbers are small, for large ones can share one hash.
+    - Only strings and names may be reused from the memo, as in CIFAR's files: hashing a tuple that
+      contains itself many times over would never end.
+    - Few tuples are allowed, because hashing deeply nested ones overflows the stack.
+    - Only small numbers are allowed, because many large ones can have the same hash.
     """
     memo: dict[int, bool] = {}
     tuples, plain = 0, False
@@ -60,23 +62,23 @@ def _refuse_bomb(data: bytes) -> None:
         name = opcode.name
         if "PUT" in name or name == "MEMOIZE":
             index = len(memo) if argument is None else argument
-            # The unpickler allocates as many memo slots as the highest index asks for.
+            # The unpickler allocates memo slots up to the highest index.
             if index > len(data):
                 raise pickle.UnpicklingError(f"memo index {index}")
             memo[index] = plain
             continue
         if name == "DUP" or ("GET" in name and not memo.get(argument or 0)):
-            raise pickle.UnpicklingError("something else than a text is used again")
+            raise pickle.UnpicklingError("an object other than a string is reused")
         if isinstance(argument, int) and abs(argument) >= 1 << 31:
             raise pickle.UnpicklingError("a number is too large")
         tuples += "TUPLE" in name
-        if tuples > MOST_TUPLES:
+        if tuples > MAX_TUPLES:
             raise pickle.UnpicklingError("too many tuples")
         plain = any(kind in name for kind in ("STRING", "UNICODE", "BYTES", "GLOBAL"))
 
 
 class _Recorded:
-    """Stands in for every numpy constructor a pickle names: it notes the call, and does nothing."""
+    """Stand-in for numpy's constructors: it records the arguments and does nothing else."""
 
     args: tuple[Any, ...] = ()
     state: tuple[Any, ...] = ()
@@ -95,7 +97,7 @@ def _encode(value: str, encoding: str) -> bytes:
 
 
 class _CifarUnpickler(pickle.Unpickler):
-    """Loads plain containers and the record of an array; runs nothing that a file names."""
+    """Unpickler for plain containers and recorded arrays; it calls nothing that a file names."""
 
     def __init__(self, file: Path, data: bytes):
         super().__init__(io.BytesIO(data), encoding="bytes")
@@ -105,16 +107,16 @@ class _CifarUnpickler(pickle.Unpickler):
             ("numpy._core.multiarray", "_reconstruct"): _Recorded,
             ("numpy", "ndarray"): _Recorded,
             ("numpy", "dtype"): _Recorded,
-            # Python 3 writes bytes under protocol 2 as the encoding of a text. Remembered, for a
-            # text encoded a thousand times to take no more memory than once.
+            # Python 3 writes bytes under protocol 2 as an encoded string. Cached, so that a string
+            # that is encoded a thousand times takes memory only once.
             ("_codecs", "encode"): cache(_encode),
         }
 
     def find_class(self, module: str, name: str) -> Any:
-        """The harmless stand-in for a name the files are known to hold; all else is refused."""
+        """The stand-in for a name that CIFAR's files contain; all other names are refused."""
         if (module, name) not in self.admitted:
             raise InputError(
-                f"{self.file} is not a CIFAR file: it wants to load {module}.{name}, "
-                "which is refused; delete it and download the collection again"
+                f"{self.file} is not a CIFAR file: it would load {module}.{name}, "
+                "which is refused; delete it and download the dataset again"
             )
         return self.admitted[module, name]

@@ -1,4 +1,4 @@
-"""What every reader gives: labelled images that stay where they are until asked for."""
+"""The result of every reader: labelled images that are loaded on demand."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Labelled images that stay where they are until `subset` asks for them.
+    """Labelled images; `subset` loads some of them.
 
     Attributes:
-        images: (N, H, W, C); may be a read-only memory map.
-        labels: (N,): indices into the class names.
-        rows: (N,): where among the images those of the labels lie; None where they are all.
+        images: uint8, (M, H, W, C); may be a read-only memory map.
+        labels: Indices into the class names, int64 (N,).
+        rows: Index of each label's image, int64 (N,); None if images and labels match one to one.
     """
 
     images: Uint8
@@ -33,13 +33,13 @@ class Split:
         return len(self.labels)
 
     def subset(self, chosen: NDArray[np.bool_] | NDArray[np.integer[Any]]) -> ImageSet:
-        """A copy of the images that a mask over all of them, or their indices, choose."""
+        """Load the images that a mask or indices select."""
         labels = self.labels[chosen]
         images = np.take(self.images, self._rows(chosen), axis=0)
         return ImageSet(torch.from_numpy(images), torch.from_numpy(labels))
 
     def part(self, chosen: NDArray[np.bool_]) -> Split:
-        """Those that a mask chooses; the images stay where they are."""
+        """The part that a mask selects, without loading images."""
         return Split(self.images, self.labels[chosen], self._rows(chosen))
 
     def _rows(self, chosen: NDArray[np.bool_] | NDArray[np.integer[Any]]) -> Int64:
@@ -49,7 +49,7 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A whole labelled image collection."""
+    """Training and test split of a dataset, with its class names."""
 
     train: Split
     test: Split

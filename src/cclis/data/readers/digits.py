@@ -8,9 +8,9 @@ from cclis.data.readers.dataset import Dataset, Split
 
 
 def read_digits() -> Dataset:
-    """The 1,797 handwritten digits (8×8, grey) that come with scikit-learn.
+    """Read the 1,797 handwritten digits (8×8, grayscale) that come with scikit-learn.
 
-    The last fifth of every class, in the order of the collection, is the test split.
+    The last fifth of every class is the test split.
     """
     from sklearn.datasets import load_digits
 

@@ -1,4 +1,4 @@
-"""Images of your own, in a folder for every class."""
+"""Your own images, with one folder per class."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def read_image_folder(
     *,
     skip_corrupt: bool = False,
 ) -> Dataset:
-    """Images in folders: `root`/train/CLASS/IMAGE and `root`/test/CLASS/IMAGE (or val).
+    """Read images from `root`/train/CLASS/IMAGE and `root`/test/CLASS/IMAGE (or val).
 
     Args:
-        root: The folder that holds train and test.
-        image_size: Bring every image to this height and width: the shorter side is scaled to it,
-            the longer one cropped in its middle. Without it, all must have one size already.
-        progress: Where to show how far it is.
-        skip_corrupt: Leave out files that cannot be read as images, and say which.
+        root: The folder that contains train and test.
+        image_size: Height and width to resize all images to. The shorter side is scaled, and the
+            longer one is cropped around its centre. None requires images of equal size.
+        progress: Where to show progress.
+        skip_corrupt: Skip files that cannot be read as images, and list them.
     """
     if image_size is not None and image_size < 1:
         raise InputError(f"image_size must be at least 1, not {image_size}")
@@ -65,21 +65,19 @@ def _folders_in(folder: Path) -> list[str]:
 
 def _files_in(folder: Path, names: Sequence[str]) -> Files:
     present = set(_folders_in(folder))
-    strangers = sorted(present - set(names))
-    if strangers:
+    unknown = sorted(present - set(names))
+    if unknown:
         raise InputError(
-            f"{folder} holds the class '{strangers[0]}', which {folder.with_name('train')} does "
+            f"{folder} contains the class '{unknown[0]}', but {folder.with_name('train')} does "
             "not; every class needs training images"
         )
     files: Files = []
     for label, name in enumerate(names):
         if name in present:
-            found = images_in(folder / name)
-            if not found:
-                raise InputError(
-                    f"no images in {folder / name}: put some there, or remove the folder"
-                )
-            files += [(path, label) for path in found]
+            paths = images_in(folder / name)
+            if not paths:
+                raise InputError(f"no images in {folder / name}: add some, or remove the folder")
+            files += [(path, label) for path in paths]
     return files
 
 
@@ -91,33 +89,33 @@ def _readable(files: Files, names: Sequence[str], progress: Progress) -> Files:
             return False
         return True
 
-    parts = in_parallel(can_read, [path for path, _ in files], "trying images", progress)
-    good = [fine for part in parts for fine in part]
-    bad = [path for (path, _), fine in zip(files, good, strict=True) if not fine]
-    if bad:
-        more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-        which = ", ".join(text(path) for path in bad[:3])
+    parts = in_parallel(can_read, [path for path, _ in files], "checking images", progress)
+    readable = [ok for part in parts for ok in part]
+    skipped = [path for (path, _), ok in zip(files, readable, strict=True) if not ok]
+    if skipped:
+        more = f" and {len(skipped) - 3} more" if len(skipped) > 3 else ""
+        listed = ", ".join(text(path) for path in skipped[:3])
         progress.say(
-            f"left out {len(bad)} of {len(files)} images that cannot be read: {which}{more}"
+            f"skipped {len(skipped)} of {len(files)} images that cannot be read: {listed}{more}"
         )
-    kept = [file for file, fine in zip(files, good, strict=True) if fine]
-    lost = sorted({label for _, label in files} - {label for _, label in kept})
+    remaining = [file for file, ok in zip(files, readable, strict=True) if ok]
+    lost = sorted({label for _, label in files} - {label for _, label in remaining})
     if lost:
-        raise InputError(f"not one image of the class '{names[lost[0]]}' can be read")
-    return kept
+        raise InputError(f"no image of the class '{names[lost[0]]}' can be read")
+    return remaining
 
 
 def _common_mode(paths: Sequence[Path], image_size: int | None, progress: Progress) -> str:
-    """L where every image is grey, else RGB; sizes must agree unless there is an `image_size`."""
-    grey = True
+    """L if all images are grayscale, else RGB; without `image_size`, sizes must agree."""
+    gray = True
     first: tuple[int, int] | None = None
-    headers = in_parallel(header, paths, "looking at images", progress)
+    headers = in_parallel(header, paths, "reading image sizes", progress)
     for path, (size, mode) in zip(paths, (h for part in headers for h in part), strict=True):
-        grey = grey and (mode in {"1", "L", "LA"} or mode.startswith("I"))
+        gray = gray and (mode in {"1", "L", "LA"} or mode.startswith("I"))
         first = first or size
         if image_size is None and size != first:
             raise InputError(
                 f"images of different sizes: {paths[0]} is {first[0]}×{first[1]}, {path} is "
-                f"{size[0]}×{size[1]} (width×height); pass `--image_size N` to bring all to N×N"
+                f"{size[0]}×{size[1]} (width×height); pass `--image_size N` to resize all to N×N"
             )
-    return "L" if grey else "RGB"
+    return "L" if gray else "RGB"

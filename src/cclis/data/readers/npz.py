@@ -1,4 +1,4 @@
-"""Arrays of your own, in a numpy .npz file."""
+"""Your own arrays, in a numpy .npz file."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from cclis.errors import InputError
 
 
 def read_npz(path: Path) -> Dataset:
-    """Arrays x_train, y_train, x_test, y_test, and perhaps class_names, of a numpy .npz file.
+    """Read the arrays x_train, y_train, x_test, y_test, and optionally class_names, of a .npz file.
 
     Images are uint8, or floating point within [0, 1], with one or three channels, first or last.
-    Labels are integers or texts; classes are in the order of the sorted labels of y_train.
+    Labels are integers or strings. Classes are in the order of the sorted labels of y_train.
 
     Args:
-        path: The file, or a folder that holds exactly one .npz file.
+        path: The file, or a folder that contains exactly one .npz file.
     """
     if path.is_dir():
-        found = sorted(path.glob("*.npz"))
-        if len(found) != 1:
+        files = sorted(path.glob("*.npz"))
+        if len(files) != 1:
             raise InputError(
-                f"{path} holds {len(found)} .npz files, and should hold one; name the file itself"
+                f"{path} contains {len(files)} .npz files instead of one; give the path of the file"
             )
-        path = found[0]
+        path = files[0]
     arrays = _load(path)
     images, labels = {}, {}
     for split in ("train", "test"):
@@ -40,16 +40,16 @@ def read_npz(path: Path) -> Dataset:
     shapes = {split: array.shape[1:] for split, array in images.items()}
     if shapes["train"] != shapes["test"]:
         raise InputError(
-            f"{path}: images of x_train are {shapes['train']}, but those of x_test "
-            f"{shapes['test']} (height, width, channels); they must agree"
+            f"{path}: images of x_train are {shapes['train']}, but those of x_test are "
+            f"{shapes['test']} (height, width, channels); they must be equal"
         )
     if labels["train"].dtype.kind != labels["test"].dtype.kind:
-        raise InputError(f"{path}: y_train and y_test must both be integers, or both texts")
+        raise InputError(f"{path}: y_train and y_test must both be integers, or both strings")
     classes = np.unique(labels["train"])
-    strangers = np.setdiff1d(labels["test"], classes)
-    if len(strangers):
+    unknown = np.setdiff1d(labels["test"], classes)
+    if len(unknown):
         raise InputError(
-            f"{path}: y_test holds the class {strangers[0]}, which y_train does not; "
+            f"{path}: y_test contains the class {unknown[0]}, but y_train does not; "
             "every class needs training images"
         )
     splits = {
@@ -72,21 +72,21 @@ def _load(path: Path) -> dict[str, NDArray[Any]]:
             if missing:
                 raise InputError(
                     f"{path} has no array '{missing[0]}': expected {', '.join(keys)}; "
-                    f"it holds {', '.join(file.files) or 'nothing'}"
+                    f"it contains {', '.join(file.files) or 'nothing'}"
                 )
-            # A member that is no array at all comes out as bytes.
+            # A member that is not an array is returned as bytes.
             arrays = {key: np.asarray(file[key]) for key in (*keys, "class_names") if key in file}
         for array in arrays.values():
             if array.dtype.kind == "U":
-                array.tolist()  # which raises where numbers are no characters
+                array.tolist()  # raises if a value is not a Unicode character
         return arrays
     except InputError:
         raise
-    # Damaged archives raise nearly every type of exception.
+    # Damaged archives can raise almost any exception.
     except Exception as error:
         raise InputError(
             f"cannot read {path} as a .npz file ({first_line(error)}); "
-            "write it anew with numpy.savez"
+            "write it again with numpy.savez"
         ) from error
 
 
@@ -104,16 +104,16 @@ def _labels(
     labels = arrays[key]
     if labels.ndim != 1 or len(labels) != expected:
         raise InputError(
-            f"{path}: {key} should be one label for each of the {expected} images, "
-            f"not of shape {labels.shape}"
+            f"{path}: {key} should have one label for each of the {expected} images, "
+            f"but has shape {labels.shape}"
         )
     if labels.dtype.kind not in "iuSU":
-        raise InputError(f"{path}: {key} should hold integers or texts, not {labels.dtype}")
+        raise InputError(f"{path}: {key} should contain integers or strings, not {labels.dtype}")
     if labels.dtype.kind == "S":
         return np.char.decode(labels, "latin1")
     if labels.dtype.kind == "u":
         if labels.max() > np.iinfo(np.int64).max:
-            raise InputError(f"{path}: {key} holds {labels.max()}, too large for a label")
+            raise InputError(f"{path}: {key} contains {labels.max()}, too large for a label")
         return labels.astype(np.int64)
     return labels
 
@@ -122,10 +122,10 @@ def _names(path: Path, names: NDArray[Any] | None, classes: NDArray[Any]) -> tup
     if names is None or classes.dtype.kind == "U":
         return tuple(text(label) for label in classes)
     if names.ndim != 1 or names.dtype.kind not in "SU":
-        raise InputError(f"{path}: class_names should be a list of texts, not {names.dtype}")
+        raise InputError(f"{path}: class_names should be a list of strings, not {names.dtype}")
     if classes[0] < 0 or classes[-1] >= len(names):
         raise InputError(
-            f"{path}: class_names holds {len(names)} names, but labels reach from {classes[0]} "
-            f"to {classes[-1]}; a label is the index of its name"
+            f"{path}: class_names contains {len(names)} names, but labels range from {classes[0]} "
+            f"to {classes[-1]}; a label must be the index of its name"
         )
     return tuple(text(name) for name in names[classes].tolist())

@@ -1,4 +1,4 @@
-"""Image files: found, looked at, decoded, many at once."""
+"""Finding and decoding image files, in parallel."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 
-LARGEST = 80_000_000
-"""Pixels of the largest image that is decoded; a small file may claim any number."""
+MAX_PIXELS = 80_000_000
+"""Pixels of the largest image that is decoded, because a small file may claim any size."""
 Files = list[tuple[Path, int]]
-"""Image files and their classes."""
+"""Image files with their classes."""
 
 
 def images_in(folder: Path) -> list[Path]:
-    """The images directly in `folder`, by name; none where there is no such folder."""
+    """Image files directly in `folder`, sorted by name; none if the folder does not exist."""
     names = os.listdir(folder) if folder.is_dir() else []
     return [
         folder / name
@@ -38,27 +38,27 @@ def images_in(folder: Path) -> list[Path]:
 
 
 def labels_of(files: Files) -> Int64:
-    """The classes alone."""
+    """Classes of the files, (N,)."""
     return np.array([label for _, label in files], dtype=np.int64)
 
 
 def header(path: Path) -> tuple[tuple[int, int], str]:
-    """Width and height, and Pillow's mode, without decoding the image."""
+    """Size (width, height) and Pillow mode of an image, without decoding it."""
     with _opened(path) as image:
         return image.size, image.mode
 
 
 def decode(path: Path, mode: str, image_size: int | None = None) -> Uint8:
-    """The image as (H, W, C) in Pillow's `mode` L or RGB."""
+    """Decode an image as (H, W, C), converted to Pillow's mode L or RGB."""
     with _opened(path) as image:
         pixels: Image.Image = image
         if image.mode == "F":
-            raise InputError(f"{path} holds floating-point pixels; save it with 8 or 16 bits")
-        if image.mode.startswith("I"):  # 16 bits, which convert() would clip to 255
-            deep = np.asarray(image)
-            if deep.min() < 0 or deep.max() > 65535:
-                raise InputError(f"{path} holds 32-bit pixels; save it with 8 or 16 bits")
-            pixels = Image.fromarray(np.rint(deep / 257).astype(np.uint8))
+            raise InputError(f"{path} has floating-point pixels; save it with 8 or 16 bits")
+        if image.mode.startswith("I"):  # 16 bits; convert() would clip at 255
+            wide = np.asarray(image)
+            if wide.min() < 0 or wide.max() > 65535:
+                raise InputError(f"{path} has 32-bit pixels; save it with 8 or 16 bits")
+            pixels = Image.fromarray(np.rint(wide / 257).astype(np.uint8))
         pixels = pixels.convert(mode)
         if image_size is not None:
             pixels = ImageOps.fit(pixels, (image_size, image_size), Image.Resampling.BILINEAR)
@@ -69,13 +69,13 @@ def decode(path: Path, mode: str, image_size: int | None = None) -> Uint8:
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
     try:
-        # Whatever else has the name of an image, such as a pipe, could be waited for forever.
+        # Opening something else, such as a pipe, could block forever.
         if not path.is_file():
-            raise InputError(f"{path} is missing, or no regular file; replace or remove it")
+            raise InputError(f"{path} is missing or not a regular file; replace or remove it")
         with Image.open(path) as image:
-            if image.width * image.height > LARGEST:
+            if image.width * image.height > MAX_PIXELS:
                 raise InputError(
-                    f"{path} claims {image.width}×{image.height} pixels; scale it down first"
+                    f"{path} is too large: {image.width}×{image.height} pixels; scale it down first"
                 )
             yield image
     except InputError:
@@ -92,11 +92,11 @@ def in_parallel(
     paths: Sequence[Path],
     description: str,
     progress: Progress,
-    at_once: int = 64,
+    group_size: int = 64,
 ) -> Iterator[list[T]]:
-    """`work` done on every path, in order, a list of `at_once` results at a time."""
-    groups = [paths[start : start + at_once] for start in range(0, len(paths), at_once)]
-    # Threads suffice: Pillow lets go of the interpreter lock while it decodes.
+    """Apply `work` to all paths in threads; yield the results in order, in groups."""
+    groups = [paths[start : start + group_size] for start in range(0, len(paths), group_size)]
+    # Threads are enough: Pillow releases the GIL while it decodes.
     with (
         progress.bar(description, total=len(paths)) as bar,
         ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool,

@@ -1,4 +1,4 @@
-"""Bytes and texts as collections hold them."""
+"""Reading files and text of datasets."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from cclis.errors import InputError
 
 
 def read_bytes(file: Path) -> bytes:
-    """All of a file that a collection must have."""
+    """Read a required file of a dataset."""
     if not file.is_file():
-        raise InputError(f"{file} is missing; download the collection again, or put it there")
+        raise InputError(f"{file} is missing; download the dataset again, or put the file there")
     try:
         return file.read_bytes()
     except OSError as error:
@@ -19,17 +19,17 @@ def read_bytes(file: Path) -> bytes:
 
 
 def lines(file: Path) -> list[str]:
-    """The lines of a text that are not blank."""
+    """Non-blank lines of a text file."""
     content = read_bytes(file).decode("utf-8", errors="replace")
     return [line.strip() for line in content.splitlines() if line.strip()]
 
 
 def text(value: Any) -> str:
-    """Text of what may be bytes; what UTF-8 cannot hold, as in names on a disk, is escaped."""
-    found = value.decode("latin1") if isinstance(value, bytes) else str(value)
-    return found.encode("utf-8", "backslashreplace").decode()
+    """Convert bytes or another value to text; characters that UTF-8 cannot encode are escaped."""
+    decoded = value.decode("latin1") if isinstance(value, bytes) else str(value)
+    return decoded.encode("utf-8", "backslashreplace").decode()
 
 
 def first_line(error: Exception) -> str:
-    """What an error says first, or its kind where it says nothing."""
+    """First line of an error's message, or its type if there is no message."""
     return next(iter(str(error).splitlines()), type(error).__name__)

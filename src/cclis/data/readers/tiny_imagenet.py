@@ -1,4 +1,4 @@
-"""Tiny-ImageNet as its archive unpacks, and the decoded copy kept beside it."""
+"""Tiny-ImageNet: the unpacked archive, and a cache of decoded images beside it."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ TINY_CACHE = "cclis-cache-v1"
 
 
 def find_tiny_imagenet(root: Path) -> Path | None:
-    """The tiny-imagenet-200 folder in `root`, or `root` itself where it is that folder."""
+    """The folder `root`/tiny-imagenet-200, or `root` if that is the folder; None if missing."""
     if (root / TINY_IMAGENET).is_dir():
         return root / TINY_IMAGENET
     return root if (root / "wnids.txt").is_file() else None
 
 
 def read_tiny_imagenet(root: Path, progress: Progress = QUIET) -> Dataset:
-    """Tiny-ImageNet from `root`/tiny-imagenet-200 or `root`; its validation split is the test.
+    """Read Tiny-ImageNet from `root`/tiny-imagenet-200 or `root`; its validation split is the test.
 
-    Classes are in the order of wnids.txt, as in the arrays that the field's benchmarks are made of
-    (Buzzega et al., 2020): sorted by their ids, those that look alike would share a task. The
-    images are decoded once, into arrays beside them, and memory-mapped from then on; where the
-    folder cannot be written to they are decoded into memory every time.
+    Classes are in the order of wnids.txt, as in published benchmarks (Buzzega et al., 2020). If
+    they were sorted by id, similar classes would share a task. The images are decoded once into a
+    cache beside them, which is memory-mapped from then on. If the folder is not writable, they are
+    decoded into memory every time.
     """
     folder = find_tiny_imagenet(root)
     if folder is None:
@@ -48,16 +48,16 @@ def read_tiny_imagenet(root: Path, progress: Progress = QUIET) -> Dataset:
     cache = folder / TINY_CACHE
     splits = _open_cache(cache, ids, files)
     if splits is None:
-        seen = {label for _, label in files["train"]}
+        present = {label for _, label in files["train"]}
         for label, wnid in enumerate(ids):
-            if label not in seen:
+            if label not in present:
                 raise InputError(
                     f"no images in {folder / 'train' / wnid / 'images'}; unpack the archive again"
                 )
         try:
             _write_cache(cache, ids, files, progress)
             splits = _open_cache(cache, ids, files)
-        except OSError:  # a read-only or a full disk
+        except OSError:  # the disk is read-only or full
             splits = None
     if splits is None:
         splits = {
@@ -93,7 +93,7 @@ def _test_files(folder: Path, ids: Sequence[str]) -> Files:
 
 
 def _names(folder: Path, ids: Sequence[str]) -> tuple[str, ...]:
-    """The first of a class's names; with its id where two classes share it."""
+    """First name of every class; with its id if two classes have the same name."""
     file = folder / "words.txt"
     words = (
         dict(line.split("\t", 1) for line in lines(file) if "\t" in line) if file.is_file() else {}
@@ -110,7 +110,7 @@ def _images(files: Files, progress: Progress) -> Iterator[Uint8]:
     paths = [path for path, _ in files]
     shape = decode(paths[0], "RGB").shape
 
-    def decode_alike(path: Path) -> Uint8:
+    def decode_checked(path: Path) -> Uint8:
         image = decode(path, "RGB")
         if image.shape != shape:
             raise InputError(
@@ -119,7 +119,7 @@ def _images(files: Files, progress: Progress) -> Iterator[Uint8]:
             )
         return image
 
-    for images in in_parallel(decode_alike, paths, "decoding Tiny-ImageNet", progress):
+    for images in in_parallel(decode_checked, paths, "decoding Tiny-ImageNet", progress):
         yield np.stack(images)
 
 
@@ -130,7 +130,7 @@ def _size(shape: tuple[int, ...]) -> str:
 def _open_cache(
     cache: Path, ids: Sequence[str], files: Mapping[str, Files]
 ) -> dict[str, Split] | None:
-    """The decoded splits, or None where they are absent, incomplete, or of other images."""
+    """Open the cached splits; None if they are missing, incomplete, or of other images."""
     try:
         manifest = json.loads((cache / "manifest.json").read_text())
         if manifest["classes"] != list(ids):
@@ -141,7 +141,7 @@ def _open_cache(
             labels = np.load(cache / f"{split}_labels.npy", allow_pickle=False)
             if (
                 not len(labels) == len(images) == manifest[split]
-                # Once decoded, the files themselves may be deleted to save space.
+                # The image files may be deleted to save space once they are decoded.
                 or len(listed) not in (0, len(labels))
                 or (images.dtype, images.ndim, images.shape[-1]) != (np.uint8, 4, 3)
                 or labels.dtype != np.int64
@@ -163,7 +163,7 @@ def _write_cache(
     for split, listed in files.items():
         with atomic_writer(cache / f"{split}_labels.npy") as file:
             np.save(file, labels_of(listed), allow_pickle=False)
-        # Written in pieces, for a full disk to be an OSError; through a map it is a SIGBUS.
+        # Not through a memory map: a full disk would then be a SIGBUS instead of an OSError.
         with atomic_writer(cache / f"{split}_images.npy") as file:
             for number, images in enumerate(_images(listed, progress)):
                 if number == 0:
