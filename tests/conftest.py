@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import os
 import subprocess
@@ -23,6 +24,7 @@ from cclis.data.images import ImageSet
 from cclis.engine.events import StepDone, TaskLearned
 from cclis.engine.trainer import Description, Trainer
 from cclis.files import pack_tensors, unpack_tensors
+from cclis.methods import registry
 from cclis.methods.registry import OURS, get
 from cclis.progress import Progress
 from tests.pretended_card import pretended_card
@@ -129,6 +131,36 @@ def pytest_sessionfinish(exitstatus: int) -> None:
 def on_a_card() -> AbstractContextManager[None]:
     """With a GPU, or where there is none with what pretends to be one."""
     return nullcontext() if torch.cuda.is_available() else pretended_card()
+
+
+class Outside:
+    """Modules of somebody else's in the current folder."""
+
+    def __init__(self, patch: pytest.MonkeyPatch):
+        self._patch = patch
+        self.forget()
+
+    def write(self, name: str, text: str) -> None:
+        """Write a module."""
+        Path(f"{name}.py").write_text(text, encoding="utf-8")
+        self._patch.delitem(sys.modules, name, raising=False)
+        importlib.invalidate_caches()
+
+    def forget(self) -> None:
+        """Be as a new process is, in which no method has been named."""
+        self._patch.setattr(registry, "_named", {})
+        for file in Path().glob("*.py"):
+            sys.modules.pop(file.stem, None)
+
+
+@pytest.fixture
+def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Outside]:
+    """A folder for modules of somebody else's, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    modules = Outside(monkeypatch)
+    yield modules
+    modules.forget()
 
 
 @pytest.fixture

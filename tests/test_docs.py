@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,11 @@ from cclis import ContinualLearner, load_benchmark
 from cclis.cli import main
 from cclis.engine.trainer import Trainer
 from cclis.experiment.loop import train
-from cclis.methods import make_config
+from cclis.methods import available, make_config, registry
 from cclis.runs.directory import Run
 from cclis.settings import TuneOptions
-from cclis.settings import config as config_module
-from cclis.study.run import STUDIES
 from cclis.tune.space import space_of
-from tests.conftest import CONFIGS, METHODS, QUICK, on_a_card, state_after
+from tests.conftest import QUICK, Outside, learn, on_a_card, state_after
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
@@ -39,84 +39,87 @@ def test_there_are_promises() -> None:
     assert len(PROMISES) > 30
 
 
-def imported(name: str, text: str, folder: Path, monkeypatch: Any) -> Any:
-    """A module of this text."""
-    file = folder / f"{name}.py"
-    file.write_text(text)
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, module)
-    spec.loader.exec_module(module)
-    return module
+def page_on_methods(language: str) -> list[str]:
+    """The code of the page on adding methods."""
+    page = (ROOT / "docs" / "add-a-method.md").read_text(encoding="utf-8")
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
 def test_the_method_of_the_page_on_adding_methods_works(
-    monkeypatch, tmp_path: Path, capsys
+    outside: Outside, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = (ROOT / "docs" / "add-a-method.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) == 4
-    # Put back afterwards what the page adds.
-    for known in (CONFIGS, METHODS):
-        monkeypatch.setitem(known, "lwf", None)
-    settings_of, method_of, lists_of, tests_of = blocks
-    module = imported("lwf_settings", settings_of, tmp_path, monkeypatch)
-    monkeypatch.setattr(config_module, "LwFConfig", module.LwFConfig, raising=False)
-    imported("cclis.methods.lwf", method_of + lists_of, tmp_path, monkeypatch)
-    assert STUDIES["methods"].rows[-1].method == "lwf"
-    ours = "lint.isort.known-first-party = ['cclis']"  # also what is not there to be found
-    places = {"src/cclis/methods/lwf.py": method_of, "tests/methods/test_lwf.py": tests_of}
-    for file, text in places.items():
-        lint = ("ruff", "check", "--config", ours, "--stdin-filename", file, "-")
-        subprocess.run([sys.executable, "-m", *lint], input=text, text=True, check=True, cwd=ROOT)
+    method, use, tests = page_on_methods("python")
+    outside.write("lwf", method)
+    outside.write("test_lwf", tests)
+    lint = ("ruff", "check", "--isolated", "--select", "E,F,I,W,UP,B", "--line-length", "100", ".")
+    subprocess.run([sys.executable, "-m", *lint], check=True, stdout=subprocess.DEVNULL)
 
-    with monkeypatch.context() as there:
-        there.chdir(tmp_path)
-        flags = ("--method", "lwf", "--distill_weight", "0.5", "--epochs", "1")
-        assert main(["train", *flags, "--limit", "10", "--output", "by-command"]) == 0
-        assert Run.open("by-command").config.to_dict()["distill_weight"] == 0.5
-        assert main(["train", *flags, "--distil_weight", "2"]) == 2
-        capsys.readouterr()
-        assert main(["study", "methods", "--method", "lwf", "er", "joint", "--dry_run"]) == 0
-    assert "seq-cifar10-lwf-0-seed0" in capsys.readouterr().err
+    flags = ["--method=lwf:LwF", "--distill_weight=0.5", "--epochs=1", "--limit=10", "--width=8"]
+    flags.append("--map_samples=0")
+    assert main(["train", *flags]) == 0
+    run = Run.open("runs/split-digits-lwf-LwF-0-seed0")
+    assert run.config.to_dict()["distill_weight"] == 0.5
+    assert str(run.path) in (ROOT / "docs" / "add-a-method.md").read_text(encoding="utf-8")
+    assert main(["train", *flags, "--distil_weight", "2"]) == 2
+    capsys.readouterr()
+    assert main(["study", "methods", "--method", "lwf:LwF", "er", "joint", "--dry_run"]) == 0
+    assert "seq-cifar10-lwf-LwF-0-seed0" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        main(["train", "--method", "lwf", "--help"])
+        main(["train", "--method", "lwf:LwF", "--help"])
     assert "T of the distillation" in capsys.readouterr().out
-    assert space_of(make_config("lwf", {}), TuneOptions(), ()).keys() == {"learning_rate"}
+    config = make_config("lwf:LwF", {})
+    assert space_of(config, TuneOptions(), ()).keys() == {"learning_rate"}
 
-    tests = imported("test_lwf", tests_of, tmp_path, monkeypatch)
-    tests.test_old_classes_follow_the_network_of_before()
-    tests.test_it_forgets_less_than_fine_tuning(tmp_path)
+    tested = importlib.import_module("test_lwf")
+    tested.test_old_classes_follow_the_network_of_before()
+    tested.test_it_forgets_less_than_fine_tuning(tmp_path)
 
-    settings = {"epochs": 10, "momentum": 0.9, "padding": 1, "flip": 0.0, "learning_rate": 0.1}
-    config = make_config("lwf", settings)
-    straight, stopped = (Trainer(config, (8, 8, 1), 10) for _ in range(2))
+    used: dict[str, Any] = {}
+    exec(use, used)
+    assert used["learner"].config.to_dict() == {**config.to_dict(), "distill_weight": 0.5}
+    settings = {"epochs": 4, "momentum": 0.9, "padding": 1, "learning_rate": 0.1, "width": 16}
     digits = load_benchmark("split-digits", limit=30)
-    for trainer in (straight, stopped):
-        trainer.learn(digits[0].train, 2)
-    resumed = Trainer.from_state(*state_after(7, stopped, digits[1].train))
-    for trainer in (straight, resumed):
-        trainer.learn(digits[1].train, 2)
-    first, second = straight.state()[0], resumed.state()[0]
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-    learner = ContinualLearner("lwf", **settings)
+    learner = ContinualLearner(used["LwF"], **settings)
     for index, task in enumerate(list(digits)[:2]):
         learner.learn(task.train.images, task.train.labels.tolist())
         assert len(learner.classes) == 2 * (index + 1)
     assert len(learner.predict(digits[1].test.images)) == len(digits[1].test)
 
+
+def test_the_method_of_the_page_is_resumed_exactly_and_recorded(outside: Outside) -> None:
+    outside.write("lwf", page_on_methods("python")[0])
+    settings = {"epochs": 4, "momentum": 0.9, "padding": 1, "learning_rate": 0.1, "width": 16}
+    config = make_config("lwf:LwF", settings)
+    straight, stopped = (Trainer(config, (8, 8, 1), 10) for _ in range(2))
+    digits = load_benchmark("split-digits", limit=30)
+    for trainer in (straight, stopped):
+        learn(trainer, digits[0].train, 2)
+    resumed = Trainer.from_state(*state_after(3, stopped, digits[1].train))
+    for trainer in (straight, resumed):
+        learn(trainer, digits[1].train, 2)
+    first, second = straight.state()[0], resumed.state()[0]
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
     # On a card its steps are recorded, in which nothing may wait for the host.
     with on_a_card():
-        trainer = Trainer(make_config("lwf", {**settings, "device": "cuda"}), (8, 8, 1), 10)
+        trainer = Trainer(make_config("lwf:LwF", {**settings, "device": "cuda"}), (8, 8, 1), 10)
         recorded: list[bool] = []
         for task in list(digits)[:2]:
-            trainer.learn(
-                task.train, 2, on_step=lambda: recorded.append(trainer._step._recording.recorded)
-            )
+            for _ in trainer.learn(task.train, 2):
+                recorded.append(trainer._step._recording.recorded)
         assert any(recorded)
+
+
+def test_the_entry_point_of_the_page_names_the_method(outside: Outside, monkeypatch) -> None:
+    outside.write("lwf", page_on_methods("python")[0])
+    (lines,) = page_on_methods("toml")
+    ((group, points),) = tomllib.loads(lines)["project"]["entry-points"].items()
+    found = EntryPoints(EntryPoint(name, value, group) for name, value in points.items())
+    monkeypatch.setattr(registry, "entry_points", found.select)
+    monkeypatch.syspath_prepend(".")  # where a package would be installed
+    assert "lwf" in available()
+    config = ContinualLearner("lwf", distill_weight=0.5).config
+    assert (config.method, config.to_dict()["distill_weight"]) == ("lwf", 0.5)
 
 
 def keys(value: Any, path: str = "") -> set[str]:

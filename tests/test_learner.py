@@ -11,18 +11,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from cclis import ContinualLearner, InputError, load_benchmark
-from cclis.settings import Config, names_of
-from tests.conftest import METHODS
-from tests.conftest import quick as quick_run
+from tests.conftest import METHODS, QUICK, quick
 
-
-def quick(method: str) -> dict[str, Any]:
-    """Settings of a learner that takes a moment."""
-    of_runs = names_of(Config, run_only=True)
-    return {name: value for name, value in quick_run(method).items() if name not in of_runs}
-
-
-QUICK = quick("cclis")
 LEARNING = {**QUICK, "epochs": 12, "width": 32, "temperature": 0.1, "probe_epochs": 10}
 
 

@@ -30,13 +30,14 @@ def imports(source: Path = SOURCE) -> Graph:
         found = graph.setdefault(room, set())
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = []
-            if isinstance(node, ast.ImportFrom) and node.module:
+            if isinstance(node, ast.ImportFrom) and node.module == "cclis":
+                names = [f"cclis.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
                 names = [node.module]
             elif isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             found |= {name.split(".")[1] for name in names if name.startswith("cclis.")}
-        found.discard(room)
-    return graph
+    return {room: found & graph.keys() - {room} for room, found in graph.items()}
 
 
 def floors(graph: Graph) -> list[list[str]]:

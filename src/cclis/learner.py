@@ -106,12 +106,13 @@ class ContinualLearner:
         if memory is not None:
             settings["memory"] = memory
         self.config = make_config(method, settings)
-        heads = heads_for(recorded(self.config.method).heads, self.config)
-        self._head = head or heads[-1]
+        self._method = get(method)
+        heads = heads_for(self._method.heads, self.config)
+        self._head = head or self._method.main_head()
         if self._head not in heads:
             raise unknown(f"head of {self.config.method}", self._head, heads)
         self._own_encoder = isinstance(encoder, nn.Module)
-        self._first_encoder = copy.deepcopy(encoder) if isinstance(encoder, nn.Module) else None
+        self._initial_encoder = copy.deepcopy(encoder) if isinstance(encoder, nn.Module) else None
         self._progress = progress
         self._published: Published | None = None
         self._trainer: Trainer | None = None  # holds what is published, ready to learn on
@@ -124,7 +125,7 @@ class ContinualLearner:
     def learn(self, images: Any, labels: Any, *, again: bool = False) -> ContinualLearner:
         """Learn a task: images of classes not seen before. They are not needed afterwards.
 
-        If it fails or is interrupted, the learner is as it was before and may be told again.
+        If it fails or is interrupted, the learner is as it was before and learn() may be repeated.
 
         Args:
             images: (N, H, W), (N, H, W, C) or (N, C, H, W); uint8, or floats within [0, 1].
@@ -142,6 +143,8 @@ class ContinualLearner:
                 "some keep no sample",
                 stacklevel=2,
             )
+        if before is not None:
+            before.snapshot.free()
         # It is taken away: whatever happens until it is put back, what is published stands.
         trainer, self._trainer = self._trainer, None
         trainer = trainer or self._new_trainer(before, task.shape)
@@ -157,10 +160,11 @@ class ContinualLearner:
             view = View(trainer.inference, learned.visible, len(classes), self.config, seed)
             head = fit(self._head, view)
         published = Published(Snapshot.of(trainer), head, classes)
+        trainer.free()
         if self._published is not before:
-            raise InputError("another thread has taught this learner a task meanwhile")
+            raise InputError("another thread called learn() meanwhile: its task stands")
         self._published = published
-        self._trainer, self._first_encoder = trainer, None
+        self._trainer, self._initial_encoder = trainer, None
         return self
 
     def predict(self, images: Any) -> NDArray[Any]:
@@ -243,7 +247,7 @@ class ContinualLearner:
             **settings,
         )
         trainer = Trainer.from_state(
-            tensors, description, encoder=encoder, device=device, progress=learner._shown
+            tensors, description, encoder=encoder, device=device, progress=learner._display
         )
         here = trainer.fabric.device
         weight, bias = tensors["head.weight"].to(here), tensors["head.bias"].to(here)
@@ -254,15 +258,19 @@ class ContinualLearner:
             if head.scores(blank).shape != (1, len(labels)) or bias.shape != (len(labels),):
                 raise InputError(f"{path} is not a saved learner: its head does not fit its labels")
         learner._published = Published(Snapshot.of(trainer), head, tuple(labels))
-        learner._trainer, learner._first_encoder = trainer, None
+        learner._trainer, learner._initial_encoder = trainer, None
         return learner
 
     def __getstate__(self) -> dict[str, Any]:
         # What is published is enough to continue from; a trainer holds its device.
         return {**vars(self), "_trainer": None}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        get(self._method)  # known by its name from now on, as if it had been named
+
     @property
-    def _shown(self) -> Progress:
+    def _display(self) -> Progress:
         return Progress() if self._progress else QUIET
 
     def _task(
@@ -278,7 +286,7 @@ class ContinualLearner:
             raise InputError(
                 f"class {old!r} was learned before; a task brings new classes, unless again=True"
             )
-        if known and recorded(self.config.method).joint:
+        if known and self._method.joint:
             raise InputError(
                 f"{self.config.method} learns all tasks at once: give their samples to one learn()"
             )
@@ -288,11 +296,18 @@ class ContinualLearner:
     def _new_trainer(self, published: Published | None, shape: tuple[int, int, int]) -> Trainer:
         """A trainer that holds what is published, or nothing yet."""
         if published is None:
-            encoder = self._first_encoder
-            return Trainer(self.config, shape, ROOM, encoder=encoder, progress=self._shown)
+            encoder = self._initial_encoder
+            return Trainer(
+                self.config,
+                shape,
+                ROOM,
+                method=self._method,
+                encoder=encoder,
+                progress=self._display,
+            )
         snapshot = published.snapshot
         own = snapshot.network.encoder if self._own_encoder else None
-        return snapshot.trainer(own, self._shown)
+        return snapshot.trainer(self._method, own, self._display)
 
     def _fitted(self) -> Published:
         if self._published is None:
@@ -319,7 +334,7 @@ def _check_description(
         or any(type(size) is not int or size < 0 for size in sizes)
         or description["position"] is not None
     ):
-        raise InputError(f"{path} is not a saved learner: its head or its labels are of no use")
+        raise InputError(f"{path} is not a saved learner: its head or its labels are invalid")
 
 
 def _labels(labels: Any, count: int) -> list[Any]:

@@ -62,7 +62,7 @@ class Bar:
         console: Console,
         live: RichProgress | None,
         logged: bool,
-        done: int,
+        done: float,
         whole: Bar | None = None,
     ):
         self._logs, self._whole = logged, whole
@@ -75,7 +75,7 @@ class Bar:
         self._id = None
         if live is not None:
             self._id = live.add_task(
-                description, total=total, completed=done, amount=self._amount, note=""
+                description, total=total, completed=int(done), amount=self._amount, note=""
             )
 
     def advance(self, amount: float = 1, note: str | None = None) -> None:
@@ -147,7 +147,7 @@ class Progress:
         unit: Unit = "steps",
         *,
         logged: bool = True,
-        done: int = 0,
+        done: float = 0,
     ) -> Iterator[Bar]:
         """Show a bar while the block runs; nested bars are shown below each other.
 
@@ -194,7 +194,7 @@ class Progress:
 
 def duration(seconds: float) -> str:
     """Seconds as people say them, in two units: 5 d 12 h, 3 h 20 min, 4 min 10 s, 1.9 s."""
-    if seconds < 60:
+    if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     whole = round(seconds)
     units = {"d": whole // 86400, "h": whole // 3600 % 24, "min": whole // 60 % 60, "s": whole % 60}

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import dataclasses
 import gc
 import subprocess
 import sys
 import weakref
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,7 @@ from torch import Tensor, nn
 from cclis import load_benchmark
 from cclis.data.images import ImageSet
 from cclis.engine.devices import out_of_memory
-from cclis.engine.events import EpochEnded, StepDone, TaskTrained
+from cclis.engine.events import EpochEnded
 from cclis.engine.records import Epoch
 from cclis.engine.replay import Replay
 from cclis.engine.step import Step
@@ -112,34 +110,6 @@ def test_a_saved_state_goes_on_exactly(tmp_path) -> None:
     learn_digits(resumed, range(2, 3))
     assert same(weights(whole), weights(resumed))
     assert same(whole.memory.state(), resumed.memory.state())
-
-
-@pytest.mark.parametrize("steps", [1, 5, 9, 10, 11, 20])
-@pytest.mark.parametrize("index", [0, 1])
-def test_a_state_from_the_middle_of_a_task_goes_on_exactly(
-    tmp_path: Path, index: int, steps: int
-) -> None:
-    straight, stopped = make(), make()
-    whole = learn_digits(straight, range(index + 1))
-    learn_digits(stopped, range(index))
-    task = load_benchmark("split-digits")[index].train
-    file, taken, records = tmp_path / "middle.safetensors", 0, []
-    for event in stopped.learn(task, 2):
-        if isinstance(event, EpochEnded):
-            records.append(event.record)
-        taken += isinstance(event, StepDone)
-        if taken == steps:
-            write_tensors(file, *stopped.state())
-            break
-    resumed = Trainer.from_state(*read_tensors(file))
-    records += epochs(resumed, task)
-    assert same(straight.state()[0], resumed.state()[0])
-    assert straight.state()[1] == resumed.state()[1]
-    mine, theirs = (
-        [dataclasses.replace(record, images_per_second=0.0) for record in each]
-        for each in (records, whole)
-    )
-    assert mine == theirs[2 * index :]
 
 
 @pytest.mark.parametrize("bad", ["loss", "gradient"])
@@ -357,29 +327,36 @@ def test_memory_zero_still_learns() -> None:
     assert trainer.method.seen == 4
 
 
-@pytest.mark.parametrize("room", [4, 2])
-@pytest.mark.parametrize("last", [StepDone, EpochEnded, TaskTrained])
-def test_a_trainer_stopped_in_a_task_learns_nothing_until_it_is_restored(
-    room: int, last: type[object]
-) -> None:
-    straight, stopped = make(classes=room), make(classes=room)
-    for trainer in (straight, stopped):
-        learn_digits(trainer, range(1))
-    task = load_benchmark("split-digits")[1].train
-    tensors, description = stopped.state()
-    before = {name: value.clone() for name, value in tensors.items()}, description
-    events = stopped.learn(task, 2)
-    while not isinstance(next(events), last):
-        pass
-    events.close()
-    with pytest.raises(RuntimeError, match="stopped in the middle of a task: restore a state"):
-        stopped.learn(task, 2)
-    stopped.restore(*before)
-    assert stopped.state()[1] == description
-    assert same(stopped.state()[0], before[0])
-    for trainer in (straight, stopped):
-        learn(trainer, task, 2)
-    assert same(weights(straight), weights(stopped))
+def test_what_has_been_seen_is_known_in_one_place() -> None:
+    trainer = make(epochs=1)
+    stream, method = trainer.method.stream, trainer.method
+    tensors = method.old_classes, method.seen_classes
+
+    def known() -> list[int]:
+        return [method.old, method.seen, *map(int, tensors)]
+
+    assert (stream.task_sizes, trainer.task_sizes, known()) == ((), (), [0, 0, 0, 0])
+    digits = load_benchmark("split-digits", limit=20, tasks=[3, 2, 5])
+    learn(trainer, digits[0].train, 3)
+    assert (stream.task_sizes, trainer.task_sizes, known()) == ((3,), (3,), [0, 3, 0, 3])
+    between = trainer.state()
+    next(trainer.learn(digits[1].train, 2))
+    # The task that is being learned is the stream's last, but has not been learned.
+    assert (stream.task_sizes, trainer.task_sizes, known()) == ((3, 2), (3,), [3, 5, 3, 5])
+    assert trainer.state()[1]["task_sizes"] == [3]
+    within = trainer.state()
+    trainer.restore(*between)
+    assert (stream.task_sizes, trainer.task_sizes, known()) == ((3,), (3,), [0, 3, 0, 3])
+    trainer.restore(*within)
+    assert (stream.task_sizes, trainer.task_sizes, known()) == ((3, 2), (3,), [3, 5, 3, 5])
+    trainer.restore(*between)
+    # Nothing else remembers it.
+    stream.set((1, 4, 2))
+    assert (trainer.task_sizes, known()) == ((1, 4, 2), [5, 7, 5, 7])
+    assert trainer.state()[1]["task_sizes"] == [1, 4, 2]
+    # In place, where a recorded step reads them.
+    assert method.old_classes is tensors[0]
+    assert method.seen_classes is tensors[1]
 
 
 def test_the_first_task_can_be_tried_again_after_it_diverged() -> None:

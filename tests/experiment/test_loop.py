@@ -46,6 +46,7 @@ def numbers(result: RunScores) -> dict[str, Any]:
 
 def test_cclis_learns_digits_without_forgetting(tmp_path) -> None:
     settings = recipe_settings("split-digits/cclis-100")
+    settings |= {"heads": ["discriminant", "means"], "mean_passes": 3, "map_samples": 0}
     config = make_config(settings.pop("method"), {**settings, "output": str(tmp_path / "run")})
     result = train(config).result
     assert result.memory == 100
@@ -69,17 +70,22 @@ def test_every_baseline_learns_digits_better_than_fine_tuning(
     if method == "gcr":
         # By five epochs it got too little right to choose from: another CPU's rounding decides.
         settings["epochs"] = 15
-    config = make_config(settings.pop("method"), {**settings, "output": str(tmp_path / "run")})
-    done = train(config)
+    if method == "co2l":
+        settings |= {"probe_epochs": 30, "probe_learning_rate": 0.05, "mean_passes": 3}
+    settings |= {"map_samples": 0, "output": str(tmp_path / "run")}
+    done = train(make_config(settings.pop("method"), settings))
     # Fine-tuning ends at 20 %: the last task alone.
     assert min(head.accuracy for head in done.result.class_il.values()) >= least
     assert min(head.accuracy for head in done.result.task_il.values()) >= 85
-    assert numbers(reevaluate(done)) == numbers(done.result)
+    # By one that keeps exemplars, one that fills its memory at every step, and all at once.
+    if method in ("co2l", "er", "joint"):
+        assert numbers(reevaluate(done)) == numbers(done.result)
 
 
 def test_finetune_forgets(tmp_path) -> None:
-    config = make_config("finetune", {"flip": 0.0, "epochs": 20, "output": str(tmp_path / "run")})
-    result = train(config).result
+    short = {"limit": 80, "probe_epochs": 10, "mean_passes": 2, "map_samples": 0}
+    settings = {"flip": 0.0, "epochs": 20, **short, "output": str(tmp_path / "run")}
+    result = train(make_config("finetune", settings)).result
     for head in result.class_il.values():
         assert head.accuracy < 30
         assert head.matrix[0][0] > 95

@@ -464,23 +464,61 @@ class TestPrd:
         assert loss.item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_samples_of_old_classes_that_were_not_replayed_are_not_weighted() -> None:
-    rng = torch.Generator().manual_seed(0)
-    similarity = torch.rand(4, 7, generator=rng, dtype=torch.float64) * 2 - 1
-    labels = torch.tensor([0, 1, 2, 3, 0, 1, 1])
-    proposal = torch.tensor([0.2, 0.3, -1.0, -1.0, -1.0, 0.1, -1.0], dtype=torch.float64)
-    total, t = 0.0, 0.5
-    for j, i in enumerate(labels.tolist()):
+def naive_with_some_replayed(
+    similarity: Tensor, labels: Tensor, proposal: Tensor, replayed: Tensor, old: int
+) -> float:
+    """Eqs. 9 and 10 at a temperature of 0.5, where J_m are the replayed samples of class m."""
+    total, y = 0.0, labels.tolist()
+    for j, i in enumerate(y):
         denominator = 0.0
-        for k, m in enumerate(labels.tolist()):
+        for k, m in enumerate(y):
             weight = 1.0
-            if i < 2 and m < 2 and m != i and proposal[k] >= 0:
-                drawn = sum(1 for n in range(7) if labels[n] == m and proposal[n] >= 0)
+            if i < old and m < old and m != i and replayed[k]:
+                drawn = sum(1 for n in range(len(y)) if y[n] == m and replayed[n])
                 weight = 1 / (float(proposal[k]) * drawn)
-            denominator += weight * math.exp(float(similarity[i, k]) / t)
-        total += -float(similarity[i, j]) / t + math.log(denominator)
-    found = sample_nce(similarity, labels, temperature=t, proposal=proposal, old_classes=2)
-    assert float(found) == pytest.approx(total / 7, abs=1e-12)
+            denominator += weight * math.exp(float(similarity[i, k]) / 0.5)
+        total += -float(similarity[i, j]) / 0.5 + math.log(denominator)
+    return total / len(y)
+
+
+class TestSampleNceOfClassesThatComeAgain:
+    """Samples of old classes may be the task's: these are not weighted."""
+
+    labels = torch.tensor([0, 1, 2, 3, 0, 1, 1])
+    replayed = torch.tensor([True, True, False, False, False, True, False])
+    proposal = torch.tensor([0.2, 0.3, 1.0, 1.0, 0.4, 0.1, 0.5], dtype=torch.float64)
+
+    def test_a_mask_says_which_are_replayed(self) -> None:
+        similarity = cosines(4, 7, seed=0)
+        given = {"temperature": 0.5, "proposal": self.proposal, "old_classes": 2}
+        found = sample_nce(similarity, self.labels, replayed=self.replayed, **given)
+        all_replayed = sample_nce(similarity, self.labels, **given)
+        for loss, replayed in ((found, self.replayed), (all_replayed, self.labels < 2)):
+            naive = naive_with_some_replayed(similarity, self.labels, self.proposal, replayed, 2)
+            assert float(loss) == pytest.approx(naive, abs=1e-12)
+        assert float(found) != pytest.approx(float(all_replayed), abs=1e-3)
+
+    def test_without_a_mask_a_negative_proposal_says_it(self) -> None:
+        similarity = cosines(4, 7, seed=0)
+        given = {"temperature": 0.5, "old_classes": 2}
+        negative = torch.where(self.replayed, self.proposal, -1.0)
+        found = sample_nce(similarity, self.labels, proposal=negative, **given)
+        masked = {"proposal": self.proposal, "replayed": self.replayed}
+        assert torch.equal(found, sample_nce(similarity, self.labels, **masked, **given))
+
+    @pytest.mark.parametrize("old", [0, 2, 4])
+    def test_samples_of_new_classes_are_never_replayed(self, old: int) -> None:
+        similarity = cosines(4, 7, seed=1)
+        given = {"temperature": 0.5, "proposal": self.proposal, "old_classes": old}
+        everywhere = sample_nce(similarity, self.labels, replayed=torch.ones(7).bool(), **given)
+        assert torch.equal(everywhere, sample_nce(similarity, self.labels, **given))
+
+    def test_gradcheck(self) -> None:
+        given = {"temperature": 0.5, "proposal": self.proposal, "replayed": self.replayed}
+        leaf = cosines(4, 7, seed=2).requires_grad_()
+        assert torch.autograd.gradcheck(
+            lambda s: sample_nce(s, self.labels, old_classes=2, **given), (leaf,)
+        )
 
 
 def rows(batch: int, seed: int, dimension: int = 5) -> Tensor:

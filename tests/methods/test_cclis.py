@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -106,6 +107,19 @@ def test_importance_sampling_can_be_switched_off() -> None:
     assert torch.equal(plain, even)
     random = second_task(selection="random").losses(batch([0, 1, 1, 2, 3], g))["contrast"]
     assert torch.equal(random, plain)
+
+
+def test_samples_of_a_class_that_comes_again_are_not_weighted() -> None:
+    method = second_task()
+    # Of the task: the first of class 0 and the second of class 1.
+    replayed = torch.tensor([False, True, True, False, False])
+    some = dataclasses.replace(batch([0, 0, 1, 1, 2], [1, 0.1, 0.2, 1, 1]), replayed=replayed)
+    similarity = method.network.similarity(some.images)[:4]
+    given = {"temperature": 0.5, "proposal": some.proposal, "old_classes": 2}
+    expected = sample_nce(similarity, some.labels, replayed=replayed, **given)
+    found = method.losses(some)["contrast"]
+    torch.testing.assert_close(found, expected)
+    assert not torch.isclose(found, sample_nce(similarity, some.labels, **given))
 
 
 def test_prototypes_are_renormalised_before_every_step() -> None:

@@ -26,16 +26,17 @@ def method(name: str, **settings: Any) -> Any:
     return METHODS[name](config, METHODS[name].make_network(config, encoder, 1, 5, classes=6))
 
 
-def batch(replays: int, *, filled: bool = True) -> Batch:
+def batch(replays: int) -> Batch:
     rows = 4 + 3 * replays
     rng = torch.Generator().manual_seed(1)
     images = torch.rand(rows, 1, 4, 4, generator=rng)
     labels = torch.randint(0, 6, (rows,), generator=rng)
     replayed = torch.arange(rows) >= 4
-    padding = replayed & (not filled)
     extras = {"logits": torch.rand(3 * replays, 6, generator=rng)}
     sizes = (4, *[3] * replays)
-    return Batch(images, labels, torch.ones(rows), replayed, padding, extras, sizes)
+    return Batch(
+        images, labels, torch.ones(rows), replayed, torch.zeros_like(replayed), extras, sizes
+    )
 
 
 def test_er_is_the_cross_entropy_of_both_batches() -> None:
@@ -43,13 +44,6 @@ def test_er_is_the_cross_entropy_of_both_batches() -> None:
     logits = er.network.logits(some.images)
     found = er.losses(some)
     torch.testing.assert_close(found["cross_entropy"], F.cross_entropy(logits, some.labels))
-
-
-def test_er_leaves_out_what_stands_in_for_an_empty_memory() -> None:
-    er, some = method("er"), batch(1, filled=False)
-    logits = er.network.logits(some.images)[:4]
-    found = er.losses(some)
-    torch.testing.assert_close(found["cross_entropy"], F.cross_entropy(logits, some.labels[:4]))
 
 
 @pytest.mark.parametrize("name", ["der", "derpp"])
@@ -69,14 +63,6 @@ def test_dark_replay_against_the_formula(name: str) -> None:
         torch.testing.assert_close(found[term], value)
     torch.testing.assert_close(some.to_store["logits"], logits(some.images[:4]))
     assert not some.to_store["logits"].requires_grad
-
-
-@pytest.mark.parametrize("name", ["der", "derpp"])
-def test_an_empty_memory_costs_nothing(name: str) -> None:
-    der = method(name)
-    found = der.losses(batch(der.replays, filled=False))
-    assert found["logits"].item() == 0
-    assert found.get("labels", torch.zeros(())).item() == 0
 
 
 def trainer(name: str, **settings: Any) -> Trainer:
@@ -166,24 +152,6 @@ def test_a_state_from_the_middle_of_a_task_goes_on_exactly(
     assert first.keys() == second.keys()
     assert [key for key in first if not torch.equal(first[key], second[key])] == []
     assert logs[0][-len(logs[1]) :] == logs[1]
-
-
-@pytest.mark.parametrize("name", ["er", "gss", "derpp"])
-def test_a_batch_says_what_is_replayed_and_what_stands_in(name: str, monkeypatch) -> None:
-    some = trainer(name, epochs=1, replay_batch_size=8)
-    seen: list[Batch] = []
-    losses = some._step._losses
-    monkeypatch.setattr(some._step, "_losses", lambda now: (seen.append(now), losses(now))[1])
-    learn(some, load_benchmark("split-digits", limit=40)[0].train, 2)
-    for step, now in enumerate(seen):
-        replayed = now.sizes[1] * (len(now.sizes) - 1)
-        assert now.replayed.tolist() == [False] * 16 + [True] * replayed
-        assert now.padding.tolist() == [False] * 16 + [step == 0] * replayed
-        assert now.proposal.tolist() == [1.0] * len(now.labels)
-    # Copies of the task's samples stand in; nothing was kept with them.
-    first = seen[0]
-    assert torch.equal(first.part(1).labels, first.part(0).labels[:8])
-    assert all(not value.any() for value in first.part(1).extras.values())
 
 
 class Refilled(METHODS["er"]):  # type: ignore[misc]

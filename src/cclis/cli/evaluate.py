@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_type_hints
 
 from cclis.cli.parser import Parser, console, normalise
 from cclis.errors import InputError
 from cclis.methods import get
 from cclis.progress import Progress
-from cclis.settings import EvaluationOptions, info_of, names_of
+from cclis.settings import EvaluationOptions, info_of, names_of, types_of
 
 
 def _parser() -> Parser:
@@ -21,7 +20,7 @@ def _parser() -> Parser:
     parser.add_argument("--device", type=str | None, help="where to compute: auto, cpu, cuda")
     parser.add_argument("--output", type=str | None, help="write the numbers to this JSON file")
     parser.add_argument("--method", type=str | None, help="the run's method, where it is not ours")
-    for name, kind in get_type_hints(EvaluationOptions).items():
+    for name, kind in types_of(EvaluationOptions).items():
         doc = info_of(EvaluationOptions, name).doc.partition(" [")[0].removesuffix(".")
         said = f"{doc} [default: as the run had]".replace("%", "%%")
         parser.add_argument(f"--{name}", type=kind | None, help=said)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, get_args, get_origin
 
 from jsonargparse import ArgumentParser
 from rich.console import Console
 
 from cclis.errors import InputError, did_you_mean
-from cclis.settings import Config, Options, info_of, names_of, own_names
+from cclis.settings import Config, Options, info_of, names_of, own_names, types_of
 
 
 class Parser(ArgumentParser):
@@ -35,7 +35,7 @@ class Parser(ArgumentParser):
 
     def add_group(self, group: type[Options], defaults: Mapping[str, Any] = {}) -> None:
         """Add the flags of a group of settings."""
-        hints = get_type_hints(group)
+        hints = types_of(group)
         title = str(group.__doc__).partition("\n")[0].removesuffix(".")
         shown = self.add_argument_group(title)
         for name in own_names(group):
@@ -52,7 +52,7 @@ class Parser(ArgumentParser):
             option.removeprefix("--")
             for action in self._actions
             for option in action.option_strings
-            if option.startswith("--")
+            if option.startswith("--") and not option.endswith("+")
         }
         if flag in names_of(Config):
             return " It is a setting of train and tune."
@@ -80,16 +80,19 @@ def normalise(arguments: Sequence[str], hints: Mapping[str, Any] | None = None) 
             continue
         flag, equals, value = argument.partition("=")
         flag = f"--{flag[2:].replace('-', '_')}"
-        plain.append(f"{flag}{equals}{value}")
         hint = hints.get(flag[2:])
-        if equals or hint is None:
+        if hint is None:
+            plain.append(f"{flag}{equals}{value}")
             continue
-        values = list[str]()
-        while rest and not rest[0].startswith("--") and (not values or _is(hint, list)):
+        plain.append(flag)
+        values = [value] if equals else []
+        while (
+            rest and not equals and not rest[0].startswith("--") and (not values or _is(hint, list))
+        ):
             values.append(rest.pop(0))
         if not values and _is(hint, bool):
             plain.append("true")
-        elif len(values) > 1 or (values and _only_lists(hint) and not values[0].startswith("[")):
+        elif len(values) > 1 or (values and _is_list(values[0], hint)):
             plain.append(f"[{','.join(values)}]")
         else:
             plain += values
@@ -101,9 +104,11 @@ def _is(hint: Any, kind: type) -> bool:
     return any((get_origin(part) or part) is kind for part in (hint, *get_args(hint)))
 
 
-def _only_lists(hint: Any) -> bool:
+def _is_list(value: str, hint: Any) -> bool:
+    """Whether a single value is a list without brackets: `a,b`, or `a` where only lists go."""
     parts = [part for part in get_args(hint) if part is not type(None)]
-    return bool(parts) and all(get_origin(part) is list for part in parts)
+    only = bool(parts) and all(get_origin(part) is list for part in parts)
+    return _is(hint, list) and not value.startswith("[") and (only or "," in value)
 
 
 def console() -> Console:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from cclis.cli.parser import Parser, normalise
 from cclis.errors import InputError
@@ -30,6 +31,7 @@ from cclis.settings import (
     read_yaml_lines,
     recipe_for,
     recipe_settings,
+    types_of,
 )
 
 FIRST = (StreamOptions, RunOptions, TrainingOptions)
@@ -39,18 +41,18 @@ LAST = (NetworkOptions, AugmentationOptions, ProbeOptions, MeansOptions)
 
 @dataclass(frozen=True)
 class Given:
-    """What was asked for.
+    """The parsed settings.
 
     Attributes:
         config: All settings.
         flags: Those that were given as flags.
-        recipe: The settings of the recipe or file that the flags are added to.
+        base: The settings of the recipe and the file, which the flags are added to.
         options: Options that are no settings of the run.
     """
 
     config: Config
     flags: dict[str, Any]
-    recipe: dict[str, Any]
+    base: dict[str, Any]
     options: dict[str, Any]
 
 
@@ -94,36 +96,37 @@ def read(
         options: Options that the command has beside the settings.
         overrides: Settings that a recipe or a file does not decide.
     """
-    asked = look_ahead(arguments)
-    file, lines, path = _file(asked.pop("config", None))
-    of_recipe = recipe_settings(asked["recipe"]) if asked.get("recipe", "none") != "none" else {}
-    sources = merge({"method": RunOptions.method}, of_recipe, file, asked)
-    method = str(sources["method"])
-    kind = get(method).settings
+    early = look_ahead(arguments)
+    file, lines, path = _config_source(early.pop("config", None))
+    with _in(path, lines, "recipe"):
+        of_recipe = recipe_settings(_named_recipe(early, file))
+    with _in(path, lines, "method"):
+        method = str(merge({"method": RunOptions.method}, of_recipe, file, early)["method"])
+        kind = get(method).settings
     if path is not None:
         file = _of_method(file, lines, path, method)
-    recipe = _recipe(asked, file, method, path)
+    recipe = _recipe(early, file, method, path)
     if recipe is not None and recipe_settings(recipe)["method"] != method:
         raise InputError(f"the recipe {recipe} is for another method than {method}")
-    base = recipe_settings(recipe) | file
+    sources = (_defaults(kind), recipe_settings(recipe), file, overrides or {})
     named = {"method": method, "recipe": recipe}
-    defaults = merge(_defaults(kind), recipe_settings(recipe), file, overrides or {}, named)
+    defaults = merge(*sources, named)
     parser = SettingsParser(method, defaults, prog=f"cclis {command}", description=description)
     if options is not None:
         parser.add_group(options)
     flags, others = parse(parser, arguments, kind)
-    settings = merge(recipe_settings(recipe), file, overrides or {}, flags, named)
+    settings = merge(*sources, flags, named)
     config = make_config(method, {k: v for k, v in settings.items() if k != "method"})
     if others.pop("print_config"):
         print_config(config)
-    return Given(config, flags, base, others)
+    return Given(config, flags, merge(*sources[1:3]), others)
 
 
 def parse(
     parser: SettingsParser, arguments: Sequence[str], kind: type[Config]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings that are given as flags, and all options that are no settings."""
-    hints = get_type_hints(kind)
+    hints = types_of(kind)
     plain = normalise(arguments, hints)
     # Not by the parser, which has a meaning of its own for this name.
     printed = "--print_config" in plain
@@ -155,7 +158,18 @@ def look_ahead(arguments: Sequence[str]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _file(name: str | None) -> tuple[dict[str, Any], dict[str, int], Path | None]:
+@contextmanager
+def _in(path: Path | None, lines: Mapping[str, int], name: str) -> Iterator[None]:
+    """Say in which line of a file a setting stands, where it is wrong."""
+    try:
+        yield
+    except InputError as error:
+        if name not in lines:
+            raise
+        raise InputError(f"{path}, line {lines[name]}: {error}") from None
+
+
+def _config_source(name: str | None) -> tuple[dict[str, Any], dict[str, int], Path | None]:
     """The settings of a file or of a recipe, and in which lines of a file they stand."""
     if name is None:
         return {}, {}, None
@@ -188,24 +202,25 @@ def _of_method(
         place = f"{path}, line {lines[name]}" if name in lines else str(path)
         if name not in known:
             raise InputError(f"{place}: {unknown_setting(str(name), method)}")
-        try:
+        with _in(path, lines, name):
             check_value(kind, name, value)
-        except InputError as error:
-            raise InputError(f"{place}: {error}") from None
     return settings
 
 
+def _named_recipe(early: Mapping[str, Any], file: Mapping[str, Any]) -> str | None:
+    """The recipe that a flag or a file names."""
+    name = early.get("recipe", file.get("recipe"))
+    return None if name in (None, "none") else str(name)
+
+
 def _recipe(
-    asked: Mapping[str, Any], file: Mapping[str, Any], method: str, path: Path | None
+    early: Mapping[str, Any], file: Mapping[str, Any], method: str, path: Path | None
 ) -> str | None:
     """The name of the recipe that the settings start from."""
-    named = asked.get("recipe", file.get("recipe"))
-    if named is not None:
-        return None if named == "none" else str(named)
-    if path is not None:
-        return None
-    benchmark = str(asked.get("benchmark", StreamOptions.benchmark))
-    return recipe_for(benchmark, method, asked.get("memory"))
+    if path is not None or "recipe" in early:
+        return _named_recipe(early, file)
+    benchmark = str(early.get("benchmark", StreamOptions.benchmark))
+    return recipe_for(benchmark, method, early.get("memory"))
 
 
 def _defaults(kind: type[Config]) -> dict[str, Any]:

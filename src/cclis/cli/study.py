@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import get_type_hints
 
 from cclis.cli.parser import Parser, normalise
 from cclis.progress import Progress
-from cclis.settings import StudyOptions
+from cclis.settings import StudyOptions, types_of
 
 ABOUT = (
     "Run what a table or a figure of the paper needs, and build it; or compare methods on any "
@@ -29,7 +28,7 @@ def run(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("name", help=NAMES)
     parser.add_group(StudyOptions)
-    settings = vars(parser.parse_args(normalise(arguments, get_type_hints(StudyOptions))))
+    settings = vars(parser.parse_args(normalise(arguments, types_of(StudyOptions))))
     name = settings.pop("name")
 
     from cclis.study.run import run_study

@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from string import ascii_uppercase
 
 from cclis.cli.parser import console
 from cclis.cli.settings import read
 from cclis.errors import InputError
-from cclis.methods.registry import slug
+from cclis.methods.registry import get, slug
 from cclis.progress import Progress
 from cclis.settings import TuneOptions
 
+WIDTH = 60
+"""Characters for the names of settings above the table."""
 SHOWN = 10
 """Trials in the table."""
 TUNING = {"epochs": 50, "first_epochs": None, "validation": 0.1}
@@ -32,28 +35,34 @@ def run(arguments: Sequence[str]) -> None:
         folder = f"tuning/{config.benchmark}-{slug(config.method)}-{config.memory}"
         config = dataclasses.replace(config, output=folder)
 
-    from rich.table import Column, Table
+    from rich.table import Table
 
     try:
         from cclis.tune.trials import short
-        from cclis.tune.tuning import main_head_of, tune
+        from cclis.tune.tuning import tune
     except ImportError as error:
         raise InputError(f"tuning needs Optuna ({error}): pip install 'cclis[tune]'") from None
 
-    trials = tune(config, how, recipe=given.recipe, fixed=given.flags, progress=Progress())
+    trials = tune(config, how, recipe=given.base, fixed=given.flags, progress=Progress())
     best = [trial for trial in trials if trial.accuracy is not None][:SHOWN]
     tried = list(best[0].settings)
     constant = [k for k in tried if len({str(trial.settings[k]) for trial in best}) == 1]
-    # Names are folded rather than cut: they are what one wants to know.
-    columns = [Column(name, overflow="fold") for name in tried if name not in constant]
-    title = f"The best on the validation split, by the head {main_head_of(config.method)}"
+    varied = [name for name in tried if name not in constant]
+    # Letters where the names would not fit: they are what one wants to know, and must not break.
+    narrow = sum(len(name) + 3 for name in varied) > WIDTH
+    letters = dict(zip(varied, ascii_uppercase, strict=False)) if narrow else {}
+    columns = [letters.get(name, name) for name in varied]
+    head = get(config.method).main_head()
+    title = f"The best on the validation split, by the head {head}"
     table = Table("Class-IL", "±", *columns, title=title)
     for trial in best:
         spread = "" if trial.deviation is None else f"{trial.deviation:.2f}"
-        values = [short(trial.settings[name]) for name in tried if name not in constant]
+        values = [short(trial.settings[name]) for name in varied]
         table.add_row(f"{trial.accuracy:.2f}", spread, *values)
     out = console()
     out.print(table)
+    for name, letter in letters.items():
+        out.print(f"{letter}  {name}")
     if constant:
         same = ", ".join(f"{name} {short(best[0].settings[name])}" for name in constant)
         out.print(f"the same in all of these: {same}", soft_wrap=True)

@@ -284,6 +284,9 @@ def load_benchmark(
         limit=limit,
         validation=validation,
     )
+    if spec.sizes is not None:
+        # Refused before images are read, which may take minutes.
+        _task_sizes(tasks, spec.sizes, sum(spec.sizes))
     dataset = spec.read(Path(root) if root is not None else default_root(), options, progress)
     if validation is not None:
         dataset = held_out(dataset, validation, seed)
@@ -314,4 +317,6 @@ def _task_sizes(
             raise InputError(f"{classes} classes cannot be split into {tasks} tasks")
         share, rest = divmod(classes, tasks)
         return tuple(share + (index < rest) for index in range(tasks))
+    if sum(tasks) > classes:
+        raise InputError(f"tasks of {tasks} classes need more than the {classes} here")
     return tuple(tasks)

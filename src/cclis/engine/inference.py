@@ -50,9 +50,10 @@ class Inference:
 
     def forget(self) -> None:
         """Delete the recordings to free their memory; they are made again when needed."""
-        for recording in self._passes:
-            if isinstance(recording, Recording):
-                recording.forget()
+        with self.numerics():
+            for recording in self._passes:
+                if isinstance(recording, Recording):
+                    recording.forget()
 
     def __call__(self, images: Tensor, augmented: torch.Generator | None = None) -> Representation:
         """Compute the representation of images.

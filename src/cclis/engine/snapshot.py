@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from cclis.engine.devices import make_fabric
 from cclis.engine.inference import Inference
 from cclis.engine.trainer import Description, Trainer
+from cclis.methods import Method
 from cclis.nn.compiling import compiles
 from cclis.nn.network import Network
 from cclis.progress import QUIET, Progress
@@ -53,15 +54,28 @@ class Snapshot:
             self.network.compile_encoder()
         return Inference(self.network, fabric, self.config)
 
-    def trainer(self, encoder: nn.Module | None, progress: Progress = QUIET) -> Trainer:
+    def free(self) -> None:
+        """Give back the memory that passes need; they take it again when they are asked for."""
+        if "inference" in vars(self):
+            self.inference.forget()
+
+    def trainer(
+        self,
+        method: type[Method[Any, Any]],
+        encoder: nn.Module | None,
+        progress: Progress = QUIET,
+    ) -> Trainer:
         """A trainer that continues from here.
 
         Args:
+            method: The class of the method.
             encoder: An encoder of the user's own, such as the network has; None for one of ours.
             progress: Where to show progress.
         """
         tensors = dict(self.tensors)
-        return Trainer.from_state(tensors, self.description, encoder=encoder, progress=progress)
+        return Trainer.from_state(
+            tensors, self.description, method=method, encoder=encoder, progress=progress
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         # What applies the network holds the device; it is made anew.

@@ -27,7 +27,7 @@ from cclis.engine.step import Step
 from cclis.errors import InputError, as_input_errors
 from cclis.files import strip_prefix
 from cclis.memory import Memory
-from cclis.methods import Visible, recorded, recorded_config
+from cclis.methods import Method, Visible, recorded, recorded_config
 from cclis.nn.compiling import compiles
 from cclis.nn.network import Representation, build_checked, feature_dimension, make_encoder
 from cclis.progress import QUIET, Bar, Progress
@@ -81,6 +81,7 @@ class Trainer:
         config: All settings.
         image_shape: Height, width and channels of the images to come.
         classes: For how many classes to make room at first.
+        method: The class of the method [default: the one that `config` names].
         encoder: Your own encoder instead of the one that `config` names; it is copied.
         progress: Where to show progress.
     """
@@ -91,12 +92,13 @@ class Trainer:
         image_shape: tuple[int, int, int],
         classes: int,
         *,
+        method: type[Method[Any, Any]] | None = None,
         encoder: nn.Module | None = None,
         progress: Progress = QUIET,
     ):
         self.config, self.image_shape, self._progress = config, image_shape, progress
         self.fabric = make_fabric(config)
-        kind = recorded(config.method)
+        kind = method or recorded(config.method)
         with seeded(config.seed, "network"):
             if encoder is None:
                 encoder = make_encoder(config, image_shape, fan_out=kind.fan_out)
@@ -141,9 +143,16 @@ class Trainer:
         return None if self._position is None else self._position.done
 
     @property
-    def epoch(self) -> int:
-        """Epochs of the current task done; 0 between tasks."""
-        return 0 if self._position is None else self._position.epoch
+    def trained_epochs(self) -> float:
+        """Epochs of the current task done, parts included; 0 between tasks.
+
+        Without the part of the first epoch: how many steps it has is not known before it ends.
+        """
+        position = self._position
+        if position is None or not position.epoch:
+            return 0.0
+        steps = (position.done - position.step) / position.epoch
+        return position.epoch + position.step / steps
 
     def learn(
         self, task: ImageSet, new_classes: int, *, again: bool = False
@@ -330,6 +339,11 @@ class Trainer:
         sizes = (batch, *self._step.sizes[1:])
         return too_large(self.method, self.fabric, self._optimizer, self.image_shape, sizes)
 
+    def free(self) -> None:
+        """Give back the memory that only learning and passes need."""
+        self._optimizer.zero_grad()
+        self.inference.forget()
+
     def stop_if_failed(self) -> None:
         """Raise an InputError if a step was not finite; on a GPU this waits for all steps."""
         failed, steps = self._step.failed, self._step.steps
@@ -374,6 +388,7 @@ class Trainer:
         tensors: dict[str, Tensor],
         description: Description,
         *,
+        method: type[Method[Any, Any]] | None = None,
         encoder: nn.Module | None = None,
         device: str | None = None,
         progress: Progress = QUIET,
@@ -382,23 +397,23 @@ class Trainer:
         with as_input_errors("not a state that this cclis wrote"):
             settings = dict(description["config"])
             settings["device"] = device or settings["device"]
-            config = recorded_config(settings)
+            kind = method or recorded(str(settings["method"]))
+            config = recorded_config(settings, kind)
             height, width, channels = description["image_shape"]
             shape, classes = (int(height), int(width), int(channels)), int(description["classes"])
             # A small file may claim a network of any size: compared before it takes memory. What
             # the encoder gives, and one of your own, are not known by then.
             with torch.device("meta"):
                 blank = make_encoder(config, shape) if encoder is None else nn.Identity()
-                kind = recorded(config.method)
                 claimed = kind.make_network(config, blank, shape[2], 1, classes)
-            there = strip_prefix("network.", tensors)
+            saved = strip_prefix("network.", tensors)
             for name, value in claimed.state_dict().items():
-                if name not in there or value.numel() > there[name].numel():
+                if name not in saved or value.numel() > saved[name].numel():
                     raise InputError(f"these weights belong to another network: {name} differs")
             kept = tensors.get("memory.images")
             if kept is not None and kept.shape[1:] != shape:
                 raise InputError(f"images of {shape} were learned, but others are kept")
-        trainer = cls(config, shape, classes, encoder=encoder, progress=progress)
+        trainer = cls(config, shape, classes, method=kind, encoder=encoder, progress=progress)
         trainer.restore(tensors, description)
         return trainer
 

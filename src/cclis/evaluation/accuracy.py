@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cclis.data.images import ImageSet
 from cclis.engine.inference import Inference
-from cclis.evaluation.heads import View, fit, heads_for
+from cclis.evaluation.heads import View, fit
 from cclis.nn.network import Representation
 from cclis.progress import QUIET, Progress
 from cclis.settings import Options
@@ -91,7 +91,6 @@ def evaluate(
         seed: Seed of the generators.
         progress: Where to show progress.
     """
-    heads = heads_for(tuple(heads), options)
     view = View(inference, visible, sum(task_sizes), options, seed)
     with progress.bar(f"task {len(tests)}  evaluating", 1 + len(heads)) as bar:
         sizes = [len(test) for test in tests]
@@ -100,8 +99,9 @@ def evaluate(
         bar.advance()
         by_head, predicted = {}, {}
         for name in heads:
+            head = fit(name, view)
             with inference.numerics():
-                scores = fit(name, view).scores(represented)
+                scores = head.scores(represented)
             by_task = torch.split(scores, sizes), torch.split(test.labels, sizes)
             by_head[name], predicted[name] = accuracies(*by_task, task_sizes), scores.argmax(dim=1)
             bar.advance(note=f"{name} {sum(by_head[name].class_il) / len(tests):.1f} %")

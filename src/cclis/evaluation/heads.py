@@ -107,19 +107,20 @@ class View:
         sums = []
         for _ in range(passes):
             represented = self.inference(self.visible.images, rng)
-            embeddings, features = represented.embeddings * share, represented.features.double()
-            weighted = features * share
-            sums.append(
-                (
-                    embeddings.new_zeros(self.classes, embeddings.shape[1]).index_add(
-                        0, labels, embeddings
-                    ),
-                    weighted.new_zeros(self.classes, weighted.shape[1]).index_add(
-                        0, labels, weighted
-                    ),
-                    weighted.T @ features,
+            with self.inference.numerics():
+                embeddings, features = represented.embeddings * share, represented.features.double()
+                weighted = features * share
+                sums.append(
+                    (
+                        embeddings.new_zeros(self.classes, embeddings.shape[1]).index_add(
+                            0, labels, embeddings
+                        ),
+                        weighted.new_zeros(self.classes, weighted.shape[1]).index_add(
+                            0, labels, weighted
+                        ),
+                        weighted.T @ features,
+                    )
                 )
-            )
         means, centres, squares = (sum(parts[1:], parts[0]) for parts in zip(*sums, strict=True))
         covariance = (squares - centres.T @ centres) / (counts > 0).sum()
         means = F.normalize(means, dim=1).to(represented.embeddings.dtype)
@@ -162,15 +163,16 @@ class View:
             for block in torch.split(drawn, PROBE_BLOCK * batch):
                 chosen = visible[block]
                 features = self.inference(chosen.images, rng).features
-                inputs = F.pad(features, (0, 1), value=1.0)
-                targets = F.one_hot(chosen.labels, self.classes).to(inputs.dtype)
-                for x, y in zip(
-                    torch.split(inputs, batch), torch.split(targets, batch), strict=True
-                ):
-                    # The gradient of the cross-entropy, written out to launch few kernels.
-                    error = (layers @ x.T).softmax(dim=1) - y.T
-                    momentum = PROBE_MOMENTUM * momentum + error @ x / len(x)
-                    layers = layers - decayed * momentum
+                with self.inference.numerics():
+                    inputs = F.pad(features, (0, 1), value=1.0)
+                    targets = F.one_hot(chosen.labels, self.classes).to(inputs.dtype)
+                    for x, y in zip(
+                        torch.split(inputs, batch), torch.split(targets, batch), strict=True
+                    ):
+                        # The gradient of the cross-entropy, written out to launch few kernels.
+                        error = (layers @ x.T).softmax(dim=1) - y.T
+                        momentum = PROBE_MOMENTUM * momentum + error @ x / len(x)
+                        layers = layers - decayed * momentum
         return {
             name: Head("features", layer[:, :-1].contiguous(), layer[:, -1].contiguous())
             for name, layer in zip(rates, layers, strict=True)
@@ -251,8 +253,8 @@ def fit(name: str, view: View) -> Head:
     """
     if not bool(view.check_batch.features.isfinite().all()):
         raise InputError("the network is no longer finite: a lower learning_rate may help")
+    head = HEADS[name](view)
     with view.inference.numerics():
-        head = HEADS[name](view)
         scores = head.scores(view.check_batch)
     # The score of a class without samples is minus infinity.
     scores = scores.masked_fill(head.bias == -torch.inf, 0)

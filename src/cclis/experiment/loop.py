@@ -15,12 +15,11 @@ from cclis.engine.events import EpochEnded, StepDone, TaskLearned, TaskTrained
 from cclis.engine.randomness import globally_seeded
 from cclis.engine.trainer import Trainer
 from cclis.errors import InputError, as_input_errors
-from cclis.evaluation.accuracy import evaluate
 from cclis.evaluation.analysis import analyse
 from cclis.evaluation.heads import chosen_heads
 from cclis.experiment.interruption import Interrupted, Interruption
-from cclis.experiment.stages import benchmark_of, rows_by_task, stages
-from cclis.experiment.state import RunState, first_task_of, restore, save, take_over
+from cclis.experiment.stages import benchmark_of, evaluate_stage, rows_by_task, stages
+from cclis.experiment.state import RunState, first_task_of, restore, reuse_first_task, save
 from cclis.experiment.versions import versions
 from cclis.files import write_atomically
 from cclis.methods import recorded_config
@@ -69,7 +68,7 @@ def training(config: Config, progress: Progress = QUIET) -> Iterator[tuple[Run, 
     run = Run.create(config)
     with _working_on(run) as stop:
         if first_task is not None:
-            take_over(trainer, benchmark, first_task)
+            reuse_first_task(trainer, benchmark, first_task)
         with closing(_learn(run, trainer, benchmark, RunState(), stop, progress)) as records:
             yield run, records
 
@@ -80,6 +79,8 @@ def resuming(
 ) -> Iterator[tuple[Run, Iterator[Record]]]:
     """An interrupted run, and its records from there on; see `training`."""
     free, used = names_of(type(config), resumable=True), "cannot resume: the run used"
+    if "recipe" not in run.settings:
+        free.add("recipe")  # earlier versions did not record it
     refuse_differences(run.config.to_dict(), config.to_dict(), used, free)
     if _has_ended(run, progress):
         with run.alone():
@@ -106,7 +107,7 @@ def resuming(
             run.unlog(0)
             state, first_task = RunState(), first_task_of(config)
             if first_task is not None:
-                take_over(trainer, benchmark, first_task)
+                reuse_first_task(trainer, benchmark, first_task)
         with closing(_learn(run, trainer, benchmark, state, stop, progress)) as records:
             yield run, records
 
@@ -122,9 +123,10 @@ def _learn(
     """Learn, evaluate and save what is left, task by task; then write the result and its page."""
     config = trainer.config
     heads = chosen_heads(trainer.method.heads, config, config.heads)
+    main_head = trainer.method.main_head()
     _introduce(trainer, benchmark, progress)
     epochs = _epochs(trainer, benchmark)
-    done = sum(epochs[: len(state.rows)]) + trainer.epoch
+    done = sum(epochs[: len(state.rows)]) + trainer.trained_epochs
     with (
         progress.bar("run", sum(epochs), "epochs", logged=False, done=done) as whole,
         _loggers(run, config) as loggers,
@@ -134,7 +136,7 @@ def _learn(
             if task.index < len(state.rows):
                 continue
             title = f"run  task {task.index + 1}/{len(epochs)}"
-            whole.reach(before + trainer.epoch, title)
+            whole.reach(before + trainer.trained_epochs, title)
             stop.waits = True  # until the end of a step, where the state is whole
             saved = time.perf_counter()
             with (
@@ -164,20 +166,13 @@ def _learn(
                             learned = event
             with state.timed("evaluation"):
                 started = time.perf_counter()
-                evaluation = evaluate(
-                    trainer.inference,
-                    heads,
-                    learned.visible,
-                    stage.tests,
-                    stage.sizes,
-                    config,
-                    config.seed,
-                    progress,
+                evaluation = evaluate_stage(
+                    trainer, stage, learned.visible, heads, config, progress
                 )
                 seconds = learned.seconds, time.perf_counter() - started
             state.rows.append(evaluation.accuracies)
             scores = Evaluation(
-                task.index, evaluation.accuracies, heads[-1], seconds[0], learned.diagnosis
+                task.index, evaluation.accuracies, main_head, seconds[0], learned.diagnosis
             )
             for log in loggers:
                 log(scores)
@@ -193,7 +188,7 @@ def _learn(
                 f"in {seconds[1]:.1f} s, Class-IL so far {scores.accuracy:.1f} %"
             )
             yield scores
-    run.save_result(_result(trainer, benchmark, state, heads[-1], progress))
+    run.save_result(_result(trainer, benchmark, state, progress))
     write_report(run)
 
 
@@ -269,9 +264,7 @@ def _epochs(trainer: Trainer, benchmark: Benchmark) -> list[int]:
     return [config.first_epochs or config.epochs, *[config.epochs] * later]
 
 
-def _result(
-    trainer: Trainer, benchmark: Benchmark, state: RunState, main_head: str, progress: Progress
-) -> Result:
+def _result(trainer: Trainer, benchmark: Benchmark, state: RunState, progress: Progress) -> Result:
     config, device = trainer.config, trainer.fabric.device
     costs = dataclasses.asdict(state.costs_now(trainer.images))
     images = costs.pop("images")
@@ -284,7 +277,7 @@ def _result(
         method=config.method,
         memory=config.memory,
         seed=config.seed,
-        main_head=main_head,
+        main_head=trainer.method.main_head(),
         class_il=summarise(rows, "class_il"),
         task_il=summarise(rows, "task_il"),
         recipe=config.recipe,

@@ -6,9 +6,8 @@ import dataclasses
 
 from cclis.engine.trainer import Trainer
 from cclis.errors import as_input_errors
-from cclis.evaluation.accuracy import evaluate
 from cclis.evaluation.heads import chosen_heads
-from cclis.experiment.stages import benchmark_of, rows_by_task, stages
+from cclis.experiment.stages import benchmark_of, evaluate_stage, rows_by_task, stages
 from cclis.experiment.state import refuse_other_stream
 from cclis.progress import QUIET, Progress
 from cclis.runs import Run
@@ -50,19 +49,9 @@ def reevaluate(
         visible = trainer.memory.visible(task) if stage.task.index else task
         trainer.restore(*run.checkpoints.load(f"task-{stage.task.index}"))
         visible = trainer.head_samples(visible)
-        rows.append(
-            evaluate(
-                trainer.inference,
-                heads,
-                visible,
-                stage.tests,
-                stage.sizes,
-                config,
-                config.seed,
-                progress,
-            ).accuracies
-        )
+        evaluation = evaluate_stage(trainer, stage, visible, heads, config, progress)
+        rows.append(evaluation.accuracies)
     by_task = rows_by_task(rows, len(benchmark))
-    which = config.benchmark, config.method, config.memory, config.seed, heads[-1]
+    which = config.benchmark, config.method, config.memory, config.seed, trainer.method.main_head()
     scores = (summarise(by_task, scenario) for scenario in ("class_il", "task_il"))
     return RunScores(*which, *scores)

@@ -8,7 +8,8 @@ from typing import Any
 
 from cclis.data.benchmarks import Benchmark, Task, load_benchmark
 from cclis.data.images import ImageSet
-from cclis.evaluation.accuracy import Accuracies
+from cclis.engine.trainer import Trainer
+from cclis.evaluation.accuracy import Accuracies, Evaluation, evaluate
 from cclis.progress import QUIET, Progress
 from cclis.settings import Config
 
@@ -44,6 +45,27 @@ def stages(benchmark: Benchmark, *, joint: bool) -> Iterator[Stage]:
     for task in benchmark:
         tests.append(task.test)
         yield Stage(task, tests, sizes[: len(tests)])
+
+
+def evaluate_stage(
+    trainer: Trainer,
+    stage: Stage,
+    visible: ImageSet,
+    heads: Sequence[str],
+    config: Config,
+    progress: Progress,
+) -> Evaluation:
+    """Fit heads to what was visible in a stage, and test them on every task so far."""
+    return evaluate(
+        trainer.inference,
+        heads,
+        visible,
+        stage.tests,
+        stage.sizes,
+        config,
+        config.seed,
+        progress,
+    )
 
 
 def rows_by_task(rows: Sequence[Row], tasks: int) -> list[Row]:

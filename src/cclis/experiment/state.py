@@ -1,4 +1,4 @@
-"""What a run has come to so far, and how it is saved and restored."""
+"""The state of a run, and how it is saved and restored."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cclis.files import strip_prefix
 from cclis.nn.compiling import seconds_compiling
 from cclis.runs import Run
 from cclis.runs.checkpoints import State
-from cclis.settings import Config, names_of, refuse_differences
+from cclis.settings import Config, not_learned, refuse_differences
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Costs:
 
 @dataclass
 class RunState:
-    """What a run has come to so far, beside what its trainer knows.
+    """The state of a run, beside that of its trainer.
 
     Attributes:
         rows: The accuracies after every task.
@@ -97,7 +97,7 @@ def save(run: Run, trainer: Trainer, benchmark: Benchmark, state: RunState) -> N
     rng, description["chance"] = rng_state()
     tensors |= {f"chance.{name}": value for name, value in rng.items()}
     description["versions"] = versions(trainer.config.method)
-    # Read by earlier versions alone: the checksum of the file says as much.
+    # Only earlier versions read it.
     description["config_hash"] = _hash(description["config"])
     description["journey"] = {
         "stream": stream_of(benchmark),
@@ -116,7 +116,7 @@ def restore(
     checkpoint: State,
     warn: Callable[[str], None],
 ) -> RunState:
-    """Go back to where a checkpoint was written; returns what the run had come to."""
+    """Go back to where a checkpoint was written; returns the state of the run."""
     tensors, description = checkpoint
     with as_input_errors("not a checkpoint that this cclis wrote"):
         saved = description["journey"]
@@ -126,11 +126,11 @@ def restore(
             torch.set_num_threads(int(saved["threads"]))
         trainer.restore(tensors, description)
         restore_rng_state(strip_prefix("chance.", tensors), description["chance"])
-        rows = [{h: Accuracies(**found) for h, found in row.items()} for row in saved["rows"]]
+        rows = [{h: Accuracies(**values) for h, values in row.items()} for row in saved["rows"]]
         costs = Costs(**{name: float(value) for name, value in saved["costs"].items()})
         begun, now = description["versions"], versions(trainer.config.method)
         if begun != now:
-            warn(f"begun with {begun}, resumed with {now}: the end may have other bits")
+            warn(f"begun with {begun}, resumed with {now}: results may differ slightly")
         if run.logged < int(saved["logged"]):
             warn(f"lines are missing from {run.path / 'metrics.jsonl'}")
         run.unlog(int(saved["logged"]))
@@ -142,7 +142,7 @@ def first_task_of(config: Config) -> State | None:
     if config.start_from is None:
         return None
     other, kind = Run.open(config.start_from), type(config)
-    free = names_of(kind, resumable=True) | names_of(kind, kind="place")
+    free = not_learned(kind)
     refuse_differences(
         other.config.to_dict(),
         config.to_dict(),
@@ -152,7 +152,7 @@ def first_task_of(config: Config) -> State | None:
     return other.checkpoints.load("task-0")
 
 
-def take_over(trainer: Trainer, benchmark: Benchmark, checkpoint: State) -> None:
+def reuse_first_task(trainer: Trainer, benchmark: Benchmark, checkpoint: State) -> None:
     """Put a trainer where the run of a checkpoint had trained its first task."""
     tensors, description = checkpoint
     with as_input_errors("not a checkpoint that this cclis wrote"):

@@ -13,9 +13,9 @@ CHUNK_ELEMENTS = 2**24
 """Most gradient entries converted to float64 at a time: 128 MiB."""
 BLOCK = 2**12
 """Parameters per matrix product: a GPU does not split one long product over its cores."""
-RIDGE = 1e-12
+COSINE_RIDGE = 1e-12
 """Added to the diagonal of the cosine matrix, which is singular if two tasks have the same
-gradient. It moves the projection if two of them nearly oppose each other."""
+gradient. It changes the result where two gradients are nearly opposite."""
 
 
 def inner_products(rows: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def gem_coefficients(products: Tensor, *, margin: float, ridge: float = 0.0) -> 
     # Scaled to unit length: tasks with tiny gradients count like any other.
     lengths = np.sqrt(gram.diagonal())
     lengths[lengths == 0] = 1.0
-    cosines = gram / np.outer(lengths, lengths) + RIDGE * eye
+    cosines = gram / np.outer(lengths, lengths) + COSINE_RIDGE * eye
     linear = slopes / lengths + cosines @ (margin * lengths)
     return torch.from_numpy(margin + solve_nonnegative(cosines, -linear) / lengths)
 

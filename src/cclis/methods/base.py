@@ -161,7 +161,7 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
         stream: The classes seen so far.
         fan_out: Whether a ResNet starts scaled by its fan-out, as the published learning rates of
             contrastive methods expect, or as torch makes it, as those of classifiers do.
-        passes: How often `select_exemplars` asks what the network makes of the visible samples.
+        passes: Passes over the visible samples in `select_exemplars`, for the progress bar.
         streams: Whether the memory is filled while a task streams by, by `admit`; otherwise it is
             refilled at the end of a task, by `select_exemplars`.
         reservoir: For methods that stream: how many samples of the current task are held beside
@@ -201,6 +201,11 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
     ) -> NetworkT:
         """The network this method trains, with room for `classes`."""
 
+    @classmethod
+    def main_head(cls) -> str:
+        """The head that `predict` uses, and that decides: the last of `heads`."""
+        return cls.heads[-1]
+
     @property
     def old(self) -> int:
         """How many classes past tasks brought: 0..old-1."""
@@ -226,7 +231,7 @@ class Method(ABC, Generic[ConfigT, NetworkT]):
         self.stream.set((*self.stream.task_sizes, new_classes))
 
     def before_step(self, batch: Batch) -> None:
-        """Called before every step of training, with what it will see; never compiled."""
+        """Called before every training step with its batch; never compiled."""
 
     @abstractmethod
     def losses(self, batch: Batch) -> dict[str, Tensor]:

@@ -51,7 +51,7 @@ class DarkReplay(ClassifierMethod[ConfigT]):
     per_class = ("logits",)
 
     def blank_extras(self, count: int) -> dict[str, Tensor]:
-        """Logits of nothing."""
+        """Zero logits."""
         return {"logits": self.network.mean.new_zeros(count, self.network.classes)}
 
     def logits_of_parts(self, batch: Batch) -> tuple[Tensor, ...]:

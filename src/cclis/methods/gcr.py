@@ -57,7 +57,7 @@ class GCR(DarkReplay[GCRConfig]):
         self.reservoir = config.candidates or config.memory
 
     def blank_extras(self, count: int) -> dict[str, Tensor]:
-        """Logits and weights of nothing."""
+        """Zero logits and weights."""
         return {**super().blank_extras(count), "weight": self.network.mean.new_zeros(count)}
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:

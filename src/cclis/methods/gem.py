@@ -28,7 +28,7 @@ class GEMOptions(Options):
     )
     expected_classes: int | None = setting(
         None,
-        "For how many classes the memory has room from the start; none fills it with those so far.",
+        "Classes that the memory has room for from the start [default: the classes seen so far].",
         minimum=1,
     )
 

@@ -34,7 +34,7 @@ class GSS(ClassifierMethod[GSSConfig]):
     replays = 2
 
     def blank_extras(self, count: int) -> dict[str, Tensor]:
-        """Scores of nothing."""
+        """Zero scores."""
         return {"score": self.network.mean.new_zeros(count)}
 
     def before_step(self, batch: Batch) -> None:

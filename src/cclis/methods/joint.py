@@ -14,7 +14,7 @@ from cclis.settings import NoMemoryConfig
 
 @dataclass(frozen=True)
 class JointConfig(NoMemoryConfig):
-    """Settings of `joint`: all tasks at once."""
+    """Settings of `joint`."""
 
 
 class Joint(ClassifierMethod[JointConfig]):
@@ -24,6 +24,6 @@ class Joint(ClassifierMethod[JointConfig]):
     joint = True
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Cross-entropy."""
+        """Cross-entropy over all classes."""
         logits = self.network.logits(batch.images)
         return {"cross_entropy": F.cross_entropy(logits, batch.labels)}

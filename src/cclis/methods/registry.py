@@ -15,10 +15,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args
 
 from cclis.errors import InputError, did_you_mean, unknown
-from cclis.settings import Config, names_of
+from cclis.settings import Config, names_of, types_of
 
 if TYPE_CHECKING:
     from cclis.methods.base import Method
@@ -49,6 +49,11 @@ def available() -> list[str]:
     return list(dict.fromkeys([*OURS, *entry_points(group=ENTRY_POINTS).names, *_named]))
 
 
+def imported() -> list[str]:
+    """The names of the methods that may be used without importing what nobody named."""
+    return [*OURS, *_named]
+
+
 def get(method: str | type[Method[Any, Any]]) -> type[Method[Any, Any]]:
     """The class of a method that a person names, imported where it is not yet.
 
@@ -61,7 +66,7 @@ def get(method: str | type[Method[Any, Any]]) -> type[Method[Any, Any]]:
     found: Any
     try:
         if ":" in method:
-            found = _imported(method)
+            found = _load(method)
         else:
             (point,) = entry_points(group=ENTRY_POINTS, name=method) or (None,)
             if point is None:
@@ -94,9 +99,10 @@ def recorded(method: str) -> type[Method[Any, Any]]:
 def name_of(method: type[Method[Any, Any]]) -> str:
     """The name of a method's class: that of `available`, or else `package.module:Class`."""
     place = f"{method.__module__}:{method.__qualname__}"
-    ours = {place: name for name, place in OURS.items()}
+    names = {place: name for name, place in OURS.items()}
+    names |= {point.value: point.name for point in entry_points(group=ENTRY_POINTS)}
     named = (name for name, known in _named.items() if known is method)
-    return ours.get(place) or next(named, place)
+    return names.get(place) or next(named, place)
 
 
 def slug(method: str) -> str:
@@ -110,11 +116,13 @@ def make_config(method: str | type[Method[Any, Any]], settings: Mapping[str, Any
     return _config(kind, method if isinstance(method, str) else name_of(kind), settings)
 
 
-def recorded_config(settings: Mapping[str, Any]) -> Config:
-    """The config that a file holds; a setting that came later has its default."""
+def recorded_config(
+    settings: Mapping[str, Any], method: type[Method[Any, Any]] | None = None
+) -> Config:
+    """The config that a file holds, of its method; a setting that came later has its default."""
     others = dict(settings)
     name = str(others.pop("method"))
-    return _config(recorded(name), name, others)
+    return _config(method or recorded(name), name, others)
 
 
 def keeps_samples(method: str) -> bool:
@@ -125,7 +133,7 @@ def keeps_samples(method: str) -> bool:
 
 def methods_with(setting: str) -> list[str]:
     """The methods that have a setting of that name."""
-    kinds = {name: recorded(name) for name in [*OURS, *_named]}
+    kinds = {name: recorded(name) for name in imported()}
     return [name for name, kind in kinds.items() if setting in names_of(kind.settings)]
 
 
@@ -136,7 +144,7 @@ def setting_of(methods: Sequence[str]) -> str:
 
 
 def _config(kind: type[Method[Any, Any]], name: str, settings: Mapping[str, Any]) -> Config:
-    hints = get_type_hints(kind.settings)
+    hints = types_of(kind.settings)
     for setting in settings:
         if setting not in hints:
             raise unknown_setting(setting, name)
@@ -171,7 +179,7 @@ def _named_by_person(name: str, method: type[Method[Any, Any]]) -> type[Method[A
     return method
 
 
-def _imported(method: str) -> Any:
+def _load(method: str) -> Any:
     """What `package.module:Class` names, found from the current folder too."""
     here = os.getcwd()
     if here not in sys.path:
@@ -186,6 +194,11 @@ def _checked(method: Any) -> type[Method[Any, Any]]:
     said = getattr(method, "__qualname__", repr(method))
     if not isinstance(method, type) or not issubclass(method, Method):
         raise InputError(f"{said} is not a method: it must be a subclass of cclis.methods.Method")
+    own = {name for kind in method.settings.__mro__ for name in inspect.get_annotations(kind)}
+    if not issubclass(method.settings, Config) or not own <= names_of(method.settings):
+        raise InputError(
+            f"the settings of {said} must be a subclass of Config with @dataclass(frozen=True)"
+        )
     if inspect.isabstract(method) or not hasattr(method, "heads"):
         missing = ", ".join(sorted(getattr(method, "__abstractmethods__", ()))) or "heads"
         raise InputError(f"the method {said} lacks {missing}")

@@ -82,7 +82,8 @@ def feature_dimension(encoder: nn.Module, image_shape: tuple[int, int, int]) -> 
     height, width, channels = image_shape
     try:
         with evaluating(encoder), torch.no_grad():
-            features = encoder(torch.zeros(2, channels, height, width))
+            blank = torch.zeros(2, channels, height, width, dtype=input_dtype(encoder))
+            features = encoder(blank)
     except (RuntimeError, ValueError, TypeError) as error:
         raise InputError(
             f"the encoder cannot take images of shape (B, {channels}, {height}, {width}): {error}"
@@ -94,6 +95,12 @@ def feature_dimension(encoder: nn.Module, image_shape: tuple[int, int, int]) -> 
             f"{result}"
         )
     return features.shape[1]
+
+
+def input_dtype(encoder: nn.Module) -> torch.dtype:
+    """The precision of images for an encoder: that of its parameters, but at least float32."""
+    dtypes = (parameter.dtype for parameter in encoder.parameters())
+    return torch.promote_types(next(dtypes, torch.float32), torch.float32)
 
 
 @dataclass(frozen=True)
@@ -153,6 +160,7 @@ class Network(nn.Module, ABC):
     mean: Tensor
     std: Tensor
     _encode: Callable[..., Tensor] = staticmethod(_encode)
+    _compiles = False
 
     def __init__(self, encoder: nn.Module, channels: int):
         super().__init__()
@@ -188,21 +196,23 @@ class Network(nn.Module, ABC):
             # A fifth slower than channels-last. With channels-last, torch 2.13 crashes in CPU
             # convolutions of 8 channels on more than 32 pixels (similar to pytorch issue 136348).
             normalised = normalised.contiguous()
-        return self._encode(self.encoder, normalised, parts)
+        normalised = normalised.to(torch.promote_types(normalised.dtype, input_dtype(self.encoder)))
+        encode = _encode_compiled() if self._compiles else self._encode
+        return encode(self.encoder, normalised, parts)
 
     def compile_encoder(self) -> None:
         """Compile the encoder of this network and of its copies."""
-        self._encode = _encode_compiled()
+        self._compiles = True
 
     @contextmanager
     def eval_uncompiled(self) -> Iterator[None]:
         """Context in which the network is in eval mode and not compiled, so that hooks run."""
-        encode, self._encode = self._encode, _encode
+        compiles, self._compiles = self._compiles, False
         try:
             with evaluating(self):
                 yield
         finally:
-            self._encode = encode
+            self._compiles = compiles
 
     @abstractmethod
     def project(self, features: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
@@ -87,11 +88,15 @@ class Run:
             lock.release()
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that the run has recorded, by name."""
+        return read_yaml(self.path / "config.yaml")
+
+    @property
     def config(self) -> Config:
-        """The settings of the run."""
-        settings = read_yaml(self.path / "config.yaml")
+        """The settings of the run; those that came later have their defaults."""
         try:
-            return recorded_config(settings)
+            return recorded_config(self.settings)
         except (KeyError, TypeError) as error:
             raise InputError(
                 f"{self.path / 'config.yaml'} is not a run's config: {error}"

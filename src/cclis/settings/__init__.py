@@ -1,8 +1,17 @@
 """Settings: their groups, bounds and roles, YAML files and recipes."""
 
 from cclis.settings.commands import StudyOptions, TuneOptions
-from cclis.settings.compare import refuse_differences
-from cclis.settings.fields import Info, Options, check_value, info_of, names_of, own_names, setting
+from cclis.settings.compare import not_learned, refuse_differences
+from cclis.settings.fields import (
+    Info,
+    Options,
+    check_value,
+    info_of,
+    names_of,
+    own_names,
+    setting,
+    types_of,
+)
 from cclis.settings.groups import (
     AugmentationOptions,
     ClassifierConfig,
@@ -46,6 +55,7 @@ __all__ = [
     "info_of",
     "merge",
     "names_of",
+    "not_learned",
     "own_names",
     "read_yaml",
     "read_yaml_lines",
@@ -54,4 +64,5 @@ __all__ = [
     "recipe_settings",
     "refuse_differences",
     "setting",
+    "types_of",
 ]

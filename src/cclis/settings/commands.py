@@ -63,8 +63,8 @@ class StudyOptions(Options):
     )
     scale: Literal["paper", "short", "smoke"] = setting(
         "paper",
-        "paper takes the recipes as they are, short cuts their epochs to 50 and 20 (10 for methods "
-        "with a classifier), smoke shows in seconds that everything runs.",
+        "paper: the recipes as they are; short: 50 epochs for the first task and 20 for the others "
+        "(10 for methods with a classifier); smoke: seconds, to see that everything runs.",
     )
     output: str | None = setting(
         None,

@@ -17,6 +17,7 @@ NUMBERS = {int: numbers.Integral, float: numbers.Real}
 """What counts as a number, numpy's included."""
 
 Kind = Literal["learning", "row", "place", "hardware", "record"]
+_TYPES: dict[type[Any], dict[str, Any]] = {}
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,12 @@ def names_of(group: type[Any], **wanted: Any) -> set[str]:
     }
 
 
+def types_of(group: type[Any]) -> dict[str, Any]:
+    """The types of a group's settings, by name."""
+    # To work them out takes a millisecond, and every setting of every config asks.
+    return _TYPES.get(group) or _TYPES.setdefault(group, get_type_hints(group))
+
+
 def own_names(group: type[Any]) -> list[str]:
     """The settings that a group has and none of its bases, in their order."""
     bases = [base for base in group.__mro__[1:] if dataclasses.is_dataclass(base)]
@@ -125,13 +132,13 @@ class Options:
     """A group of settings that checks itself."""
 
     def __post_init__(self) -> None:
-        for name in get_type_hints(type(self)):
+        for name in types_of(type(self)):
             check_value(type(self), name, getattr(self, name))
 
 
 def check_value(group: type[Any], name: str, value: Any) -> None:
     """Raise an InputError if a setting cannot have this value."""
-    hint, info = get_type_hints(group)[name], info_of(group, name)
+    hint, info = types_of(group)[name], info_of(group, name)
     if not any(_fits(value, kind) for kind in (get_args(hint) if _is_union(hint) else (hint,))):
         if get_origin(hint) is Literal:
             raise unknown(name, str(value), get_args(hint))
@@ -144,7 +151,7 @@ def check_value(group: type[Any], name: str, value: Any) -> None:
             raise InputError(f"{name} must be at most {LARGEST}")
         if not info.allows(float(number)):
             because = f": {info.because}" if info.because else ""
-            raise InputError(f"{name} must be {info.bounds}, not {value}{because}")
+            raise InputError(f"{name} must be {info.bounds}, not {number}{because}")
 
 
 def _fits(value: Any, kind: Any) -> bool:

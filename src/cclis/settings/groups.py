@@ -86,11 +86,11 @@ class StreamOptions(Options):
 
 @dataclass(frozen=True)
 class RunOptions(Options):
-    """The run itself."""
+    """Method, seed, devices and output."""
 
     method: str = setting(
         "cclis",
-        "How to learn it: a name such as er (`cclis benchmarks` lists them), or a class of your "
+        "Method: a name such as er (`cclis benchmarks` lists them), or a class of your "
         "own, package.module:Class.",
         kind="row",
     )
@@ -101,13 +101,12 @@ class RunOptions(Options):
         kind="row",
         first_task=False,
     )
-    seed: int = setting(0, "Seed of everything random.", minimum=0, kind="row", in_recipe=False)
+    seed: int = setting(0, "Random seed.", minimum=0, kind="row", in_recipe=False)
     recipe: str | None = setting(
         None,
         "Recipe that other settings start from, such as seq-cifar10/er-200, or none [default: the "
-        "one for the benchmark, the method and the nearest memory].",
+        "one for the benchmark, the method and the nearest memory; none with --config].",
         kind="record",
-        resumable=True,
         run_only=True,
     )
     output: str | None = setting(
@@ -128,7 +127,7 @@ class RunOptions(Options):
     )
     precision: Precision = setting(
         "auto",
-        "Arithmetic of the network; auto is bf16 on a GPU, fp32 elsewhere. Losses are in 32 bits.",
+        "Arithmetic of the network; auto is bf16 on a GPU, fp32 elsewhere. Losses are in float32.",
     )
     compile: bool | None = setting(
         None,
@@ -137,7 +136,7 @@ class RunOptions(Options):
     )
     deterministic: bool = setting(
         False,
-        "Kernels that give the same bits every time, where a GPU has faster ones that do not.",
+        "Use deterministic kernels on a GPU; they are slower.",
     )
     checkpoint_minutes: float = setting(
         5.0,
@@ -156,13 +155,13 @@ class RunOptions(Options):
     )
     start_from: str | None = setting(
         None,
-        "A run whose first task to take over; settings that matter to it must be the same.",
+        "Run folder whose trained first task is reused; settings that affect it must be equal.",
         kind="place",
         run_only=True,
     )
     map_samples: int = setting(
         1000,
-        "Test samples on the map of the report; 0 draws none.",
+        "Test samples in the t-SNE map of the report; 0 draws no map.",
         minimum=0,
         kind="record",
         resumable=True,
@@ -250,14 +249,14 @@ class TrainingOptions(Options):
 
 @dataclass(frozen=True)
 class EmbeddingOptions(Options):
-    """Methods that learn from embeddings."""
+    """The embedding."""
 
     embedding: int = setting(128, "Dimensions of the unit-norm embedding.", minimum=1)
 
 
 @dataclass(frozen=True)
 class MixOptions(Options):
-    """Methods that mix what the memory holds with the task."""
+    """Replay mixed into the batch."""
 
     replay_share: float | None = setting(
         None,
@@ -270,7 +269,7 @@ class MixOptions(Options):
 
 @dataclass(frozen=True)
 class StreamReplayOptions(Options):
-    """Methods that replay beside every batch of the task."""
+    """Replay beside the batch."""
 
     replay_batch_size: int = setting(
         32, "Samples replayed beside every batch of the task.", minimum=1

@@ -10,14 +10,14 @@ def merge(*sources: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of all sources; a later one overrules those before it.
 
     `epochs` says how long every task is learned. A source that gives it without `first_epochs`
-    therefore drops a `first_epochs` that came with the `epochs` of an earlier source.
+    therefore resets a `first_epochs` that came with the `epochs` of an earlier source.
     """
     merged: dict[str, Any] = {}
-    paired = False
+    from_pair = False
     for source in sources:
-        if "epochs" in source and "first_epochs" not in source and paired:
-            merged.pop("first_epochs", None)
+        if "epochs" in source and "first_epochs" not in source and from_pair:
+            merged["first_epochs"] = None
         if "first_epochs" in source:
-            paired = "epochs" in source
+            from_pair = "epochs" in source
         merged |= source
     return merged

@@ -1,7 +1,7 @@
 """Recipes that ship with the package: one file a method, keyed by benchmark and memory.
 
     seq-cifar10:                    the benchmark
-      learning_rate: 0.03           settings whatever the memory
+      learning_rate: 0.03           settings for every memory
       memory:
         200: {logit_weight: 0.1}    what a memory of 200 has beside them
         500: {logit_weight: 0.2}
@@ -16,7 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from cclis.errors import unknown
+from cclis.errors import InputError, did_you_mean
 from cclis.settings.yaml_files import read_yaml
 
 FOLDER = Path(str(resources.files("cclis.settings"))) / "recipes"
@@ -54,7 +54,10 @@ def recipe_settings(name: str | None) -> dict[str, Any]:
     recipe = _recipes(method).get(benchmark, {"memory": {}})
     memory = int(size) if size.isdecimal() else -1
     if memory not in recipe["memory"]:
-        raise unknown("recipe", name, recipe_names())
+        raise InputError(
+            f"unknown recipe '{name}'.{did_you_mean(name, recipe_names())} `cclis benchmarks` "
+            "lists them all"
+        )
     common = {key: value for key, value in recipe.items() if key != "memory"}
     named = {"benchmark": benchmark, "method": method, "memory": memory}
     return {**named, **common, **(recipe["memory"][memory] or {})}

@@ -1,4 +1,4 @@
-"""YAML files of settings, read so that no file takes long and none is misunderstood."""
+"""YAML files of settings, read strictly and in bounded time."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def read_yaml_lines(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         if path.stat().st_size > LONGEST:
             raise InputError(f"cannot read {path}: it is too long for a file of settings")
         text = path.read_text(encoding="utf-8")
-        _refuse_endless(text)
+        _refuse_aliases_and_depth(text)
         loaded = yaml.load(text, Loader=_Loader)
         node = yaml.compose(text, Loader=_Loader)
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -68,7 +68,7 @@ def read_yaml_lines(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     return loaded, lines
 
 
-def _refuse_endless(text: str) -> None:
+def _refuse_aliases_and_depth(text: str) -> None:
     """Refuse YAML that is short and takes for ever."""
     depth = 0
     for event in yaml.parse(text):

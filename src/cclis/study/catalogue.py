@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cclis.methods import available
+from cclis.methods.registry import imported
 from cclis.settings import ClassifierConfig, Config
 
 Axis = Literal["memory", "distill_weight"]
@@ -61,7 +61,7 @@ class Study:
 
     @property
     def rows(self) -> tuple[Variant, ...]:
-        """Its variants; of methods, one that has just been listed is among them."""
+        """Its variants; those of a study of all methods include what has been imported since."""
         return self.variants or every_method()
 
 
@@ -78,9 +78,9 @@ METHODS = (
 
 
 def every_method() -> tuple[Variant, ...]:
-    """Those of the paper by its names, then the others."""
+    """The methods of the paper by its names, then the others."""
     named = {variant.method: variant for variant in (*METHODS, Variant("DER++", "derpp"))}
-    others = {method: Variant(method, method) for method in available() if method not in named}
+    others = {method: Variant(method, method) for method in imported() if method not in named}
     return (*named.values(), *others.values())
 
 

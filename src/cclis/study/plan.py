@@ -16,7 +16,7 @@ from cclis.errors import InputError
 from cclis.methods.registry import keeps_samples, make_config, slug
 from cclis.runs.directory import Run
 from cclis.runs.records import Result, changed_settings, in_words
-from cclis.settings import Config, merge, names_of, recipe_for, recipe_settings
+from cclis.settings import Config, merge, not_learned, recipe_for, recipe_settings
 from cclis.study.catalogue import Scale, Study, Variant
 
 
@@ -53,7 +53,7 @@ class Planned:
     def first_task(self) -> str:
         """Every setting that matters to the first task."""
         kind = type(self.config)
-        free = names_of(kind, resumable=True) | names_of(kind, kind="place")
+        free = not_learned(kind)
         free |= self.config.after_first_task()
         settings = {name: v for name, v in self.config.to_dict().items() if name not in free}
         return json.dumps(settings)

@@ -28,7 +28,7 @@ from cclis.report.study import (
     study_table,
 )
 from cclis.runs.directory import Run
-from cclis.settings import RunOptions, StudyOptions, names_of, refuse_differences
+from cclis.settings import RunOptions, StudyOptions, not_learned, refuse_differences
 from cclis.study.catalogue import AXES, SCALES, STUDIES, Study
 from cclis.study.plan import Planned, of_own_data, plan
 from cclis.study.running import Launcher, default_jobs, run_all
@@ -51,8 +51,7 @@ def run_study(
     if name not in STUDIES:
         raise unknown("study", name, STUDIES)
     for method in options.method or ():
-        if ":" in method:
-            get(method)  # one from elsewhere is imported because a person names it
+        get(method)  # one from elsewhere is imported because a person names it
     study, size = _narrowed(name, options.method, options.memory), SCALES[options.scale]
     benchmarks: Sequence[str] = (size.benchmark,) if size.benchmark else study.benchmarks
     benchmarks = benchmarks if options.benchmark is None else options.benchmark
@@ -238,7 +237,7 @@ def _refuse_other_settings(run: Planned) -> None:
     if before is not None:
         why = f"choose another --output: {run.path} was begun with"
         kind = type(run.config)
-        free = names_of(kind, resumable=True) | names_of(kind, kind="place")
+        free = not_learned(kind)
         if of_own_data(run.config.benchmark):
             free.remove("data")
         refuse_differences(before, run.config.to_dict(), why, free)

@@ -17,6 +17,7 @@ from multiprocessing.process import BaseProcess
 
 from cclis.errors import InputError
 from cclis.experiment.interruption import STOPPED, Interrupted, Interruption
+from cclis.methods import get
 from cclis.progress import Progress
 from cclis.report.paper import compared_head
 from cclis.runs.directory import Run
@@ -119,6 +120,8 @@ def _learn(run: Planned, threads: int, folder: str, environment: dict[str, str])
     import torch
 
     from cclis.experiment.loop import resume, train
+
+    get(run.config.method)  # which a person has named, so that its runs can be read
 
     if run.config.threads is None:
         torch.set_num_threads(threads)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cclis.errors import InputError, unknown
+from cclis.errors import InputError, did_you_mean
 from cclis.methods import make_config
 from cclis.settings import Config, RunOptions, StreamOptions, TuneOptions, names_of, read_yaml
 
@@ -68,7 +68,8 @@ def space_of(config: Config, options: TuneOptions, fixed: Collection[str]) -> Sp
     known = names_of(type(config)) - names_of(RunOptions) - names_of(StreamOptions)
     for name, values in space.items():
         if name not in known:
-            raise unknown(f"setting in {where}", str(name), known)
+            hint = did_you_mean(str(name), known)
+            raise InputError(f"{where}: {config.method} has no setting '{name}' to tune.{hint}")
         for value in _ends(name, values, where, ranges=options.sampler == "tpe"):
             if isinstance(value, list | dict):
                 raise InputError(f"{where}: {name} cannot be {value!r}")

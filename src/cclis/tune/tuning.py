@@ -37,7 +37,7 @@ from cclis.methods import make_config, recorded
 from cclis.progress import QUIET, Progress
 from cclis.runs import Run
 from cclis.runs.records import Evaluation
-from cclis.settings import Config, TuneOptions, merge, names_of, refuse_differences
+from cclis.settings import Config, TuneOptions, merge, names_of, not_learned, refuse_differences
 from cclis.tune.space import Space, points, space_of, suggest
 from cclis.tune.trials import Trial, as_csv, count_ended, digest, in_words, is_interrupted, ranked
 
@@ -145,7 +145,7 @@ class _Tuning:
         now |= {"seeds": self._options.seeds, "grid": self._space}
         before = study.user_attrs.get("settings", now)
         why = f"choose another --output: {self._folder} holds a tuning with"
-        refuse_differences(before, now, why, names_of(type(self._config), resumable=True))
+        refuse_differences(before, now, why, not_learned(type(self._config)))
         study.set_user_attr("settings", before)
         return study
 
@@ -275,21 +275,17 @@ class _Tuning:
         given = {k: v for k, v in config.items() if k in fixed and (k in base or v != usual[k])}
         named = {k: config[k] for k in ("benchmark", "method", "memory")}
         done = sum(trial.state == "complete" for trial in trials)
+        head = recorded(self._config.method).main_head()
         said = (
             f"# The best of {done} trials on a validation split of {self._config.validation:.0%}: "
-            f"{best.accuracy:.2f} % Class-IL by the head {main_head_of(self._config.method)}, the "
-            f"mean of {self._options.seeds} seeds.\n"
+            f"{best.accuracy:.2f} % Class-IL by the head {head}, the mean of "
+            f"{self._options.seeds} seeds.\n"
         )
         settings = merge(named, base, given, best.settings)
         return said + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
 
     def _alone(self) -> FileLock:
         return FileLock(self._folder / ".lock")
-
-
-def main_head_of(method: str) -> str:
-    """The head whose accuracy decides: the method's own, as in every report."""
-    return recorded(method).heads[-1]
 
 
 def lags(study: optuna.Study, accuracy: float, step: int) -> bool:
