@@ -56,11 +56,11 @@ def recipe_config(method: str, **changed: Any) -> Config:
     return make_config(settings.pop("method"), settings)
 
 
-def cost(method: str, count: int, width: int) -> dict[str, Any]:
+def cost(method: str, count: int, width: int, epochs: int) -> dict[str, Any]:
     """Images of the last task a second, and the seconds of each task, its selection and a run."""
     recipe = recipe_config(method)
     whole, first = recipe.epochs, recipe.first_epochs or recipe.epochs
-    config = recipe_config(method, width=width, epochs=EPOCHS, first_epochs=None)
+    config = recipe_config(method, width=width, epochs=epochs, first_epochs=None)
     trainer = Trainer(config, (32, 32, 3), 2 * TASKS)
     training = []
     for task in range(TASKS):
@@ -96,10 +96,10 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     small = arguments.quick or not torch.cuda.is_available()
-    count, width = (64, 4) if small else (PART, 64)
+    count, width, epochs = (32, 4, 2) if small else (PART, 64, EPOCHS)
     found = {}
     for method in dict.fromkeys(["er", *arguments.methods]):
-        found[method] = cost(method, count, width)
+        found[method] = cost(method, count, width, epochs)
         print(json.dumps({method: found[method]}), flush=True)
     for method, numbers in found.items():
         numbers["times_er"] = numbers["run_seconds"] / found["er"]["run_seconds"]

@@ -6,11 +6,13 @@ import dataclasses
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,13 @@ import pytest
 import torch
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from cclis.data.images import ImageSet
 from cclis.engine.events import StepDone, TaskLearned
 from cclis.engine.trainer import Description, Trainer
+from cclis.errors import InputError
 from cclis.files import pack_tensors, unpack_tensors
 from cclis.methods import registry
 from cclis.methods.registry import OURS, get
@@ -31,6 +35,7 @@ from tests.pretended_card import pretended_card
 
 # Two test processes share two cores; more threads would wait for each other.
 torch.set_num_threads(1)
+ONE_THREAD = threadpool_limits(limits=1, user_api="blas")
 
 IMAGES = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 
@@ -106,8 +111,44 @@ class Bars(Progress):
         return super().bar(description, total, *rest, done=done, **more)
 
 
+@contextmanager
+def at_once() -> Iterator[None]:
+    """Fail if the block waits, such as for somebody to write into a pipe."""
+
+    def waits(*_: object) -> None:
+        pytest.fail("it waits")
+
+    before = signal.signal(signal.SIGALRM, waits)
+    signal.setitimer(signal.ITIMER_REAL, 20)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def refused_at_once(reason: str, megabytes: int = 20) -> Iterator[None]:
+    """The block raises an InputError that matches, neither waiting nor taking much memory."""
+    tracemalloc.start()
+    try:
+        with at_once(), pytest.raises(InputError, match=reason):
+            yield
+        peak = tracemalloc.get_traced_memory()[1] >> 20
+    finally:
+        tracemalloc.stop()
+    assert peak < megabytes
+
+
+def sparse(path: Path, size: int, content: bytes = b"") -> Path:
+    """A file of any size that takes no room: zeros, after some content."""
+    path.write_bytes(content)
+    os.truncate(path, size)
+    return path
+
+
 def fuzz(test: Callable[..., None]) -> Callable[..., None]:
-    """A test of made-up inputs, to stand above `given`."""
+    """A property-based test; put it above `given`."""
     health = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
     made = settings(max_examples=INPUTS, suppress_health_check=health, deadline=None)(test)
     marked: Callable[..., None] = pytest.mark.fuzz(made)
@@ -126,6 +167,12 @@ def pytest_sessionfinish(exitstatus: int) -> None:
     if "CCLIS_SOAK" in os.environ and exitstatus == 0:
         figures = {**FIGURES, "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
         Path(os.environ["CCLIS_SOAK"]).write_text(json.dumps(figures, indent=2) + "\n")
+
+
+@pytest.fixture(autouse=True)
+def _methods_of_one_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Methods that a test names are not those of the next."""
+    monkeypatch.setattr(registry, "_named", dict(registry._named))
 
 
 def on_a_card() -> AbstractContextManager[None]:

@@ -1,8 +1,8 @@
 """A card that is none: its tensors compute on the CPU and say that they lie on a GPU.
 
 Where there is no GPU nothing shows that tensors of the host and of the card are added up, which
-fails there, that a step which is to be recorded waits for the host, or that a recording goes on
-with what has since been replaced. Under `pretended_card`, tensors that are made on "cuda" or sent
+fails there, that a step which is to be recorded waits for the host, or that a recording uses
+what has since been replaced. Under `pretended_card`, tensors that are made on "cuda" or sent
 there refuse the first two; recordings are made and replayed, operation by operation. Numbers are
 real, compiling is left out, and nothing is as fast.
 """
@@ -120,7 +120,7 @@ class CardMode(TorchDispatchMode):
 
 
 class PlacesMode(TorchFunctionMode):
-    """Sees to what operations cannot see: where a tensor to follow is, and whose chance it is."""
+    """Sees what operations cannot: the device a tensor is to follow, and a generator's."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -13,12 +12,15 @@ import pytest
 SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "methods.py"
 
 
-def test_methods_are_measured_relative_to_er(tmp_path: Path) -> None:
-    command = [sys.executable, SCRIPT, "--quick", "--methods", "icarl", "--out", tmp_path]
-    # Its threads would wait for those of other tests, for minutes.
-    alone = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=alone)
-    said = [line.split()[0] for line in done.stdout.splitlines() if "× ER" in line]
+def test_methods_are_measured_relative_to_er(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--quick", "--methods", "icarl", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments])
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    said = [line.split()[0] for line in lines if "× ER" in line]
     assert said == ["er", "icarl"]
     (summary,) = tmp_path.iterdir()
     found = json.loads(summary.read_text())["methods"]

@@ -1,24 +1,28 @@
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import stat
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cclis import files
 from cclis.errors import InputError
 from cclis.files import (
     atomic_writer,
+    read_bytes,
     read_json,
     read_tensors,
     write_atomically,
     write_json,
     write_tensors,
 )
-from tests.conftest import fuzz
+from tests.conftest import fuzz, refused_at_once, sparse
 
 # ------------------------------------------------------------------------------------ atomic
 
@@ -55,6 +59,37 @@ def test_an_interruption_leaves_the_old_file_and_nothing_else(tmp_path, error):
         write_half()
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_content_is_on_the_disk_before_its_name_and_its_name_before_the_end(tmp_path, monkeypatch):
+    path, done = tmp_path / "a.bin", []
+    sync, replace = os.fsync, os.replace
+
+    def spied_sync(handle: int) -> None:
+        done.append(("sync", os.fstat(handle).st_ino))
+        if stat.S_ISREG(os.fstat(handle).st_mode):
+            assert os.fstat(handle).st_size == 100
+        sync(handle)
+
+    def spied_replace(old: str, new: os.PathLike[str]) -> None:
+        done.append(("name", os.stat(old).st_ino))
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", spied_sync)
+    monkeypatch.setattr(os, "replace", spied_replace)
+    write_atomically(path, b"x" * 100)
+    file, folder = path.stat().st_ino, tmp_path.stat().st_ino
+    assert done == [("sync", file), ("name", file), ("sync", folder)]
+
+
+def test_what_the_block_cannot_read_is_not_said_to_be_unwritable(tmp_path):
+    def copy_nothing() -> None:
+        with atomic_writer(tmp_path / "a.bin") as file:
+            file.write((tmp_path / "none").read_bytes())
+
+    with pytest.raises(FileNotFoundError, match="none"):
+        copy_nothing()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_in_the_way_stays_and_nothing_is_left(tmp_path):
@@ -220,4 +255,67 @@ def test_tensors_with_other_bits_are_refused(tmp_path, place):
     content[int(place * len(content))] ^= 1
     path.write_bytes(content)
     with pytest.raises(InputError, match="damaged"):
+        read_tensors(path)
+
+
+# ------------------------------------------------------------------ what is too large, or no file
+
+
+def pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    return tmp_path / "pipe"
+
+
+@pytest.mark.parametrize("read", [read_bytes, read_json, read_tensors])
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (pipe, "pipe: it is not a regular file"),
+        (lambda tmp_path: Path("/dev/zero"), "/dev/zero: it is not a regular file"),
+        (lambda tmp_path: tmp_path, "Is a directory"),
+    ],
+    ids=["pipe", "device", "folder"],
+)
+def test_only_regular_files_are_read(tmp_path, read, make, reason):
+    path = make(tmp_path)
+    with refused_at_once(f"cannot read .*{reason}"):
+        read(path)
+
+
+@pytest.mark.parametrize("read", [read_bytes, read_json, read_tensors])
+def test_a_file_larger_than_the_memory_is_not_read(tmp_path, read):
+    with refused_at_once(r"cannot read .*large: .*(GiB are free|too long|damaged, or not)"):
+        read(sparse(tmp_path / "large", 1 << 40))
+
+
+def test_memory_is_what_the_machine_has_free_and_reading_takes(tmp_path, monkeypatch):
+    assert 1 << 20 < files.free_memory() < 1 << 60
+    path = tmp_path / "a.json"
+    path.write_text("[1, 2]")
+    monkeypatch.setattr(files, "free_memory", lambda: 6 * files.JSON_TIMES)
+    assert read_json(path) == [1, 2]
+    monkeypatch.setattr(files, "free_memory", lambda: 6 * files.JSON_TIMES - 1)
+    with pytest.raises(InputError, match=r"cannot read .*a\.json: it takes 0\.0 GiB of memory"):
+        read_json(path)
+
+
+def test_memory_that_runs_out_all_the_same_is_a_sentence(tmp_path):
+    (tmp_path / "a").write_bytes(b"x")
+    with (
+        pytest.raises(InputError, match=r"cannot read .*a: there is not enough memory"),
+        files.open_regular(tmp_path / "a"),
+    ):
+        raise MemoryError
+
+
+@pytest.mark.parametrize("size", [1 << 30, 1 << 40])
+@pytest.mark.parametrize("length", [0, 2, 200, 9_000_000, 1 << 62])
+def test_tensors_are_not_read_where_the_size_is_not_what_the_header_claims(tmp_path, size, length):
+    if length == 200:
+        header = {"x": {"dtype": "U8", "shape": [9], "data_offsets": [0, 9]}}
+        content = json.dumps(header).encode().ljust(200)
+    else:
+        content = b"{}"
+    path = sparse(tmp_path / "a", size, length.to_bytes(8, "little") + content)
+    with refused_at_once("not a file that cclis wrote", 50):
         read_tensors(path)

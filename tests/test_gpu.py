@@ -1,4 +1,4 @@
-"""Whole runs on a card: that they go on exactly, and what they say when its memory is full.
+"""Whole runs on a card: that they resume exactly, and what they say when its memory is full.
 
 Where there is no GPU, what can be seen without one is seen on a pretended card.
 """
@@ -34,11 +34,16 @@ GPU = torch.cuda.is_available()
 ENCODER, SIDE, WIDTH = ("resnet18", 32, 16) if GPU else ("conv", 16, 4)
 
 
+STOPPED_AT = 13
+"""A step of the second task that is replayed, or of the only one."""
+
+
 @pytest.mark.parametrize("method", ["cclis", "derpp"] if GPU else list(METHODS))
 def test_a_deterministic_run_that_was_stopped_ends_the_same(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = quick(method) | {"device": "cuda", "deterministic": True, "limit": 60}
+    settings = quick(method) | {"device": "cuda", "deterministic": True, "limit": 30}
+    settings |= {"tasks": [2, 2], "batch_size": 16, "width": 4}
     settings |= {"memory": 20} if keeps_samples(method) else {}
 
     def config(name: str) -> Any:
@@ -50,7 +55,7 @@ def test_a_deterministic_run_that_was_stopped_ends_the_same(
 
     def stopping(*given: Any) -> Any:
         calls.append(None)
-        if len(calls) == 17:
+        if len(calls) == STOPPED_AT:
             os.kill(os.getpid(), signal.SIGTERM)
         return step(*given)
 
@@ -75,13 +80,13 @@ def test_a_learner_learns_predicts_and_moves_from_a_card_to_the_host(
     method: str, tmp_path: Path
 ) -> None:
     images, labels = load_digits(return_X_y=True)
-    images = images[:200].reshape(-1, 8, 8) / 16
-    settings = quick(method) | {"device": "cuda", "precision": "fp32"}
+    images, labels = images[:100].reshape(-1, 8, 8) / 16, labels[:100]
+    settings = quick(method) | {"device": "cuda", "precision": "fp32", "epochs": 1, "width": 4}
     settings |= {"memory": 20} if keeps_samples(method) else {}
     learner = ContinualLearner(method, **settings)
     for task in ([0, 1, 2, 3, 4], [5, 6, 7, 8, 9]):
-        now = np.isin(labels[:200], range(10) if METHODS[method].joint else task)
-        learner.learn(images[now], labels[:200][now])
+        now = np.isin(labels, range(10) if METHODS[method].joint else task)
+        learner.learn(images[now], labels[now])
         if METHODS[method].joint:
             break
     learner.save(tmp_path / "learner.safetensors")
@@ -92,7 +97,11 @@ def test_a_learner_learns_predicts_and_moves_from_a_card_to_the_host(
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_recorded_passes_see_the_weights_as_they_are(precision: Any) -> None:
+def test_recorded_passes_see_the_weights_as_they_are(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cclis.engine.inference.BATCH", 32)
+
     def images(count: int, first: int) -> ImageSet:
         rng = torch.Generator().manual_seed(first)
         pixels = torch.randint(0, 256, (count, SIDE, SIDE, 3), dtype=torch.uint8, generator=rng)
@@ -101,7 +110,7 @@ def test_recorded_passes_see_the_weights_as_they_are(precision: Any) -> None:
     settings = {"device": "cuda", "encoder": ENCODER, "width": WIDTH, "epochs": 1, "memory": 20}
     config = make_config("cclis", {**settings, "precision": precision, "deterministic": True})
     trainer = Trainer(config, (SIDE, SIDE, 3), 4)
-    test = images(6 * 512 + 100, 0).images
+    test = images(6 * 32 + 10, 0).images
 
     def both(inference: Inference) -> list[Tensor]:
         rng = torch.Generator(device="cuda").manual_seed(0)
@@ -109,7 +118,7 @@ def test_recorded_passes_see_the_weights_as_they_are(precision: Any) -> None:
         return [part for each in found for part in (each.features, each.embeddings)]
 
     for first in (0, 2):
-        learn(trainer, images(256, first), 2)
+        learn(trainer, images(128, first), 2)
         recorded, again = both(trainer.inference), both(trainer.inference)
         fresh = Inference(trainer.method.network, trainer.fabric, config)
         fresh._passes = [fresh._pass, fresh._pass]

@@ -142,6 +142,12 @@ GOOD = np.zeros((4, 8, 8), dtype=np.uint8)
         (GOOD, [0.5, 1, 2, 3], "integers or strings"),
         (GOOD, [None, 1, 2, 3], "integers or strings"),
         (GOOD, [0, "a", 1, "b"], "not a mixture"),
+        (GOOD, [1, 2**63, 2**63 + 1, 1], "label 9223372036854775808 would become another"),
+        (GOOD, [-1, 2**63, 0, -1], "label 9223372036854775808 would become another"),
+        (GOOD, np.array([1, 2**63, 1, 1], np.uint64), "label 9223372036854775808 would become"),
+        (GOOD, [1, 2**64, 2**64, 1], "label 18446744073709551616 would become another"),
+        (GOOD, ["a", "a\0", "a", "a\0"], r"label 'a\\x00' would become another"),
+        (GOOD, np.array(["a", "a\0", "a", "b"], object), r"label 'a\\x00' would become another"),
         (GOOD, [[0], [1, 2], 3, 4], "labels must be an array"),
         (GOOD, torch.zeros(4, dtype=torch.bfloat16), "labels must be an array"),
         (GOOD, torch.zeros(4, dtype=torch.int64).to_sparse(), "labels must be an array"),
@@ -266,6 +272,8 @@ def tampered(tmp_path, learner: ContinualLearner, changes: dict[str, Any]) -> Pa
         {"labels": [0, 1]},
         {"labels": [0, 1, 2, 3, 4, "5"]},
         {"labels": [0, 1, 2, 3, 4, 4]},
+        {"labels": [0, 1, 2, 3, 4, 2**63]},
+        {"labels": ["a", "a\0", "b", "c", "d", "e"]},
         {"labels": [[0], [1], [2], [3], [4], [5]]},
         {"task_sizes": 6},
         {"task_sizes": [2.0, 2.0, 2.0]},
@@ -549,6 +557,65 @@ def test_a_part_of_one_sample_cannot_be_normalised() -> None:
     with pytest.raises(ValueError, match="more than 1 value per channel") as raised:
         finetune.learn(*digits(0)[:2])
     assert not isinstance(raised.value, InputError)
+
+
+@pytest.mark.filterwarnings("ignore:a memory of . is smaller")
+@pytest.mark.parametrize(("memory", "too_small"), [(2, True), (7, False)])
+def test_a_loaded_learner_learns_or_refuses_tiny_tasks_like_the_one_saved(
+    memory: int, too_small: bool, tmp_path
+) -> None:
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.BatchNorm1d(4))
+    settings = {**quick("gem"), "epochs": 1, "batch_size": 3, "padding": 1, "crop": "none"}
+    rng, path = np.random.default_rng(memory), tmp_path / "learner"
+    images = rng.integers(0, 256, (4, 6, 2, 2), dtype=np.uint8)
+    straight, loaded = (ContinualLearner("gem", memory, encoder=encoder, **settings) for _ in "12")
+    refused = []
+    for task, part in enumerate(images):
+        labels, said = rng.permutation([0, 0, 1, 1, 2, 2])[: 3 + task] + 3 * task, []
+        for learner in (straight, loaded):
+            try:
+                learner.learn(part[: len(labels)], labels)
+            except InputError as error:
+                said.append(str(error))
+        # Both, by the same sentence, or neither.
+        assert len(said) != 1
+        assert len(set(said)) <= 1
+        refused += said
+        loaded.save(path)
+        loaded = ContinualLearner.load(path, encoder=encoder)
+        np.testing.assert_array_equal(straight.predict_proba(part), loaded.predict_proba(part))
+    assert bool(refused) == too_small
+
+
+@pytest.mark.parametrize(
+    ("method", "weights", "momentum", "represented"),
+    [
+        # Prototypes, projection and, while samples are scored, representations of all samples.
+        ("cclis", 64 * 65 + 65 * 16 + 16 * 16, 1, 600 * (64 + 16)),
+        ("co2l", 64 * 65 + 65 * 16, 1, 512 * (64 + 16)),
+        ("er", 16 * 65, 0, 512 * (64 + 64)),
+    ],
+)
+def test_a_task_that_does_not_fit_into_memory_is_refused(
+    method: str, weights: int, momentum: int, represented: int, monkeypatch
+) -> None:
+    settings = {**quick(method), "epochs": 1, "padding": 1, "batch_size": 512}
+    if method != "er":
+        settings |= {"embedding": 16, "probe_epochs": 1}
+    learner = ContinualLearner(method, 20, encoder=nn.Flatten(), **settings)
+    images = np.random.default_rng(0).integers(0, 256, (600, 8, 8), dtype=np.uint8)
+    labels = np.arange(600) % 2
+    needed, free = 4 * ((1 + momentum) * weights + represented), [0]
+    monkeypatch.setattr("cclis.engine.checks.free_memory", lambda: free[0])
+    for task in range(2):
+        free[0] = needed - 1
+        with pytest.raises(InputError, match=r"takes .* GiB of memory at least.* smaller width"):
+            learner.learn(images, labels + 2 * task)
+        assert len(learner.classes) == 2 * task
+        free[0] = needed
+        learner.learn(images, labels + 2 * task)
+        # Momentum is kept from task to task.
+        needed -= 4 * momentum * weights
 
 
 @pytest.mark.parametrize("method", ["er", "gcr", "finetune", "co2l"])

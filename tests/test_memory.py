@@ -198,7 +198,7 @@ def test_extras_of_every_class_are_kept_as_room_grows_and_shrinks():
     assert memory.extras.keys() == {"logits", "weight"}
 
 
-def test_a_stream_goes_on_from_a_saved_state():
+def test_a_stream_continues_from_a_saved_state():
     memory, again = Memory(4), Memory(4)
     memory.insert(torch.tensor([0, 1]), samples(1, 2), {"logits": torch.tensor([[1.0], [2.0]])})
     again.load({name: value.clone() for name, value in memory.state().items()})

@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 from cclis import progress as module
 from cclis.experiment.loop import train
 from cclis.methods import make_config
-from cclis.progress import QUIET, Progress
+from cclis.progress import QUIET, Progress, Screen
 from tests.conftest import QUICK as SMALL
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
@@ -64,6 +66,47 @@ def test_the_eta_of_work_gone_on_with_counts_what_was_done_since(plain, monkeypa
     with plain.bar("training", 100, done=60) as bar:
         bar.advance(10)
     assert "training  70/100  ETA 1 min 30 s" in text(plain)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0, "0.0 s"),
+        (1.94, "1.9 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1 min 0 s"),
+        (250.4, "4 min 10 s"),
+        (3599.6, "1 h 0 min"),
+        (3600 * 3 + 60 * 20 + 59, "3 h 20 min"),
+        (86399.7, "1 d 0 h"),
+        (86400 * 5 + 3600 * 12 + 3599, "5 d 12 h"),
+        (86400 * 400, "400 d 0 h"),
+    ],
+)
+def test_durations_are_said_in_two_units(seconds: float, said: str):
+    assert module.duration(seconds) == said
+
+
+def test_lines_of_a_log_have_the_eta_of_the_whole(plain, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    with plain.bar("run", 8, "epochs", logged=False, done=2) as run:
+        with plain.bar("task 1  training", 2) as bar:
+            now[0] = 3600.0
+            run.reach(3, "run")
+            bar.advance()
+        with plain.bar("task 1  scoring", 9) as bar:
+            now[0] = 7200.0
+            bar.advance()
+    # An hour for the first of six epochs; then two hours for one.
+    first, _, second, _ = text(plain).splitlines()
+    assert first == "task 1  training  1/2  ETA 5 h 0 min"
+    assert second == "task 1  scoring  1/9  ETA 10 h 0 min"
+    # Once it is over, the next one has its own.
+    with plain.bar("another", 2) as bar:
+        now[0] += 60
+        bar.advance()
+    assert "another  1/2  ETA 1 min 0 s" in text(plain)
 
 
 def test_work_that_did_not_go_on_leaves_no_line(plain):
@@ -269,3 +312,97 @@ def test_a_run_shows_epochs_terms_speed_and_memory(plain, tmp_path):
     assert re.search(rf"  epoch 2/2 · loss {number}{rest.format('0/8')}$", first)
     terms = rf"loss {number} = contrast {number} \+ distill {number}"
     assert re.search(rf"  epoch 2/2 · {terms}{rest.format('8/8')}$", second)
+    ends = [line for line in lines if "learned in" in line]
+    for number, end in enumerate(ends, 1):
+        said = rf"task {number}/2 \(\d, \d\) learned in [\d.]+ s, evaluated in [\d.]+ s, Class-IL"
+        assert re.match(said, end)
+    assert len(ends) == 2
+
+
+# --------------------------------------------------------------------- what steers a terminal
+
+STEERING = "a\x1b]0;title\x07\x1b[31m red\x9b2J\rcat\u202e"
+ESCAPED = r"a\x1b]0;title\x07\x1b[31m red\x9b2J\rcat\u202e"
+
+
+def test_what_would_steer_a_terminal_is_escaped(plain, live):
+    for progress in (plain, live):
+        progress.say(STEERING)
+        with progress.bar(STEERING, 4) as bar:
+            bar.advance(note=STEERING)
+            bar.reach(2, STEERING)
+            if progress is live:
+                live._live.refresh()
+    assert raw(plain).count(ESCAPED) == 7
+    assert not set("\x1b\x07\x9b\r\u202e") & set(raw(plain))
+    assert raw(live).count(ESCAPED) >= 3
+    for part in ("\x1b]", "\x07", "\x1b[31m red", "\x9b", "\rcat", "\u202e"):
+        assert part not in raw(live)
+
+
+def test_what_would_steer_a_terminal_is_escaped_in_results(capsys):
+    table = Table(STEERING, title=STEERING)
+    table.add_row(STEERING)
+    screen = Screen()
+    screen.width = 200
+    screen.print(table)
+    screen.print(STEERING)
+    said = capsys.readouterr().out
+    assert said.count(ESCAPED) == 4
+    assert "\x1b" not in said
+
+
+def test_other_writing_is_shown_as_it_is(plain):
+    for name in ("Straße", "猫", "😀", "a :smile: [b]", r"C:\temp", "two\nlines"):
+        plain.say(name)
+        assert text(plain).endswith(f"{name}\n")
+
+
+# ----------------------------------------------------------------------------- lost streams
+
+
+class Lost(io.StringIO):
+    """A stream that can no longer be written to."""
+
+    def __init__(self, error: Exception):
+        super().__init__()
+        self.error = error
+
+    def write(self, text: str) -> int:
+        raise self.error
+
+    def isatty(self) -> bool:
+        return True
+
+    def flush(self) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error", [BrokenPipeError(32, "EPIPE"), OSError(28, "ENOSPC"), OSError(5, "EIO"), ValueError()]
+)
+def test_a_lost_stream_ends_nothing(error, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("stderr", "stdout"):
+        monkeypatch.setattr(sys, name, Lost(error))
+    progress = Progress()
+    assert progress.console.is_terminal
+    with progress.bar("training", 3) as bar:
+        progress.say("task 1 learned")
+        progress._live.refresh()
+        bar.advance(3)
+    Screen().print("done")
+
+
+def test_characters_that_a_stream_does_not_know_are_escaped(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    Screen().print("46.9 ± 0.2")
+    assert written.getvalue() == rb"46.9 \xb1 0.2" + b"\n"
+
+
+def test_where_there_is_no_stream_nothing_is_shown(monkeypatch):
+    for name in ("stderr", "stdout"):
+        monkeypatch.setattr(sys, name, None)
+    Progress().say("hello")
+    Screen().print("done")

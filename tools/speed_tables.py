@@ -34,7 +34,7 @@ def speed_table(machines: Sequence[Summary]) -> str:
                 "",
                 f"A plain loop on the same machine: {plain['first_task']:,.0f} and "
                 f"{plain['with_teacher']:,.0f} images/s; ours is {ratio['first_task']:.1f} and "
-                f"{ratio['with_teacher']:.1f} times as fast. Passes that only look: "
+                f"{ratio['with_teacher']:.1f} times as fast. Inference: "
                 f"{machine['inference']['plain']:,.0f} images/s as they are, "
                 f"{machine['inference']['augmented']:,.0f} augmented.",
             ]

@@ -184,7 +184,7 @@ def reliability_table(soaks: Sequence[Run], costs: Sequence[Run]) -> str:
         inputs = soak["fuzzing_tests"] * soak["inputs_each"]
         rows += [
             ["kills survived, the end the same bit by bit", f"{soak['kills']} ({moments})"],
-            ["made-up inputs, no error but ours", f"{inputs:,}"],
+            ["random inputs, no error but ours", f"{inputs:,}"],
         ]
     for cost in costs:
         every = f"{cost['megabytes']:.0f} MB every {cost['every_minutes']:g} minutes"

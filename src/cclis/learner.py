@@ -18,7 +18,7 @@ from cclis.engine.events import TaskLearned
 from cclis.engine.randomness import seeded
 from cclis.engine.snapshot import Snapshot
 from cclis.engine.trainer import Trainer
-from cclis.errors import InputError, as_input_errors, unknown
+from cclis.errors import InputError, as_input_errors, os_errors, unknown
 from cclis.evaluation.heads import Head, View, fit, heads_for
 from cclis.files import read_tensors, write_tensors
 from cclis.methods import Method, get, make_config, recorded
@@ -193,7 +193,7 @@ class ContinualLearner:
             "own_encoder": self._own_encoder,
             "format": FORMAT,
         }
-        with as_input_errors(f"cannot write {str(path)!r}"):
+        with as_input_errors(f"cannot write {str(path)!r}"), os_errors():
             path = Path(path)
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -223,7 +223,7 @@ class ContinualLearner:
         """
         if method is not None:
             get(method)
-        with as_input_errors(f"{str(path)!r} is not a saved learner"):
+        with as_input_errors(f"{str(path)!r} is not a saved learner"), os_errors():
             return cls._loaded(path, encoder, device, progress)
 
     @classmethod
@@ -330,6 +330,7 @@ def _check_description(
         not isinstance(description["head"]["name"], str)
         or not isinstance(labels, list)
         or {type(label) for label in labels} not in ({int}, {str})
+        or not all(_lasts(label) for label in labels)
         or not len(labels) == len(set(labels)) == sum(sizes)
         or any(type(size) is not int or size < 0 for size in sizes)
         or description["position"] is not None
@@ -343,9 +344,23 @@ def _labels(labels: Any, count: int) -> list[Any]:
         array = array.astype(str)
     if array.shape != (count,):
         raise InputError(f"{count} images need as many labels, not an array of {array.shape}")
+    plain: list[Any] = array.tolist()
+    # What cannot be told apart in the array can in what was given.
+    for name in plain if array.dtype.kind in "iu" else labels:
+        if isinstance(name, int | np.integer | str) and not _lasts(name):
+            raise InputError(
+                f"label {name!r} would become another one: an integer must fit into 64 bits, with "
+                "its sign, and a string must not end with a NUL character"
+            )
     if array.dtype.kind not in "iuU":
         raise InputError(f"labels must be integers or strings, not {array.dtype}")
     if array.dtype.kind == "U" and not all(isinstance(name, str) for name in labels):
         raise InputError("labels must be all integers or all strings, not a mixture")
-    plain: list[Any] = array.tolist()
     return plain
+
+
+def _lasts(label: int | np.integer[Any] | str) -> bool:
+    """Whether a label stays what it is in an array of labels."""
+    if isinstance(label, str):
+        return not label.endswith("\0")
+    return -(2**63) <= int(label) < 2**63

@@ -1,11 +1,12 @@
-"""Progress: live bars in a terminal, plain lines in a log."""
+"""What is shown: results, and progress as live bars in a terminal or plain lines in a log."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import IO, Any, Literal, cast
 
 from rich.console import Console, RenderableType
 from rich.progress import (
@@ -20,12 +21,72 @@ from rich.progress import Progress as RichProgress
 from rich.table import Column
 from rich.text import Text
 
+from cclis.errors import InputError, visible
+
 LOG_EVERY_SECONDS = 10.0
 REFRESHES_A_SECOND = 4
 PACE_OVER_SECONDS = 3600.0
 """Period over which a terminal averages the pace: some units, such as a trial, take minutes."""
 
 Unit = Literal["steps", "epochs", "bytes"]
+
+
+class Expendable:
+    """A stream that may get lost, as when a pipe is closed or a disk is full: nothing ends for it.
+
+    Attributes:
+        lost: Why something could not be written, if so.
+    """
+
+    def __init__(self, stream: IO[str] | None):
+        # Rich's live display puts one of its own in the place of a standard stream.
+        self._stream: Any = getattr(stream, "rich_proxied_file", stream)
+        self.lost: OSError | None = None
+
+    def write(self, text: str) -> int:
+        """Write text, if that is possible; returns its length."""
+        with self._tolerant():
+            try:
+                self._stream.write(text)
+            except UnicodeEncodeError as error:  # a terminal that knows fewer characters
+                known = text.encode(error.encoding, "backslashreplace").decode(error.encoding)
+                self._stream.write(known)
+        return len(text)
+
+    def flush(self) -> None:
+        """Pass on what was written, if that is possible."""
+        with self._tolerant():
+            self._stream.flush()
+
+    @contextmanager
+    def _tolerant(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.lost = error
+        except (AttributeError, ValueError):
+            pass  # there is no stream, or it was closed
+
+    def insist(self) -> None:
+        """Raise an InputError if something could not be written that somebody is waiting for."""
+        self.flush()
+        if self.lost is not None and not isinstance(self.lost, BrokenPipeError):
+            raise InputError(f"cannot write the output: {self.lost.strerror}")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class Screen(Console):
+    """Where text is shown as it is, whatever brackets and control characters it has."""
+
+    def __init__(self, *, stderr: bool = False, quiet: bool = False):
+        stream = cast("IO[str]", Expendable(sys.stderr if stderr else sys.stdout))
+        super().__init__(file=stream, quiet=quiet, markup=False, emoji=False, highlight=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """The text with control characters escaped."""
+        return super().render_str(visible(text), **options)
 
 
 def _columns() -> list[ProgressColumn]:
@@ -66,7 +127,7 @@ class Bar:
         whole: Bar | None = None,
     ):
         self._logs, self._whole = logged, whole
-        self._description, self._total, self._unit = description, total, unit
+        self._description, self._total, self._unit = visible(description), total, unit
         self._console, self._live = console, live
         self._started = self._logged = time.monotonic()
         self._before: float = done
@@ -75,7 +136,7 @@ class Bar:
         self._id = None
         if live is not None:
             self._id = live.add_task(
-                description, total=total, completed=int(done), amount=self._amount, note=""
+                self._description, total=total, completed=int(done), amount=self._amount, note=""
             )
 
     def advance(self, amount: float = 1, note: str | None = None) -> None:
@@ -86,7 +147,7 @@ class Bar:
             note: One or two lines to show, such as the current loss.
         """
         self._done += amount
-        self._note = self._note if note is None else note
+        self._note = self._note if note is None else visible(note)
         if self._live is not None and self._id is not None:
             self._live.update(self._id, completed=self._done, amount=self._amount, note=self._note)
         elif self._logs and time.monotonic() - self._logged > LOG_EVERY_SECONDS:
@@ -105,9 +166,9 @@ class Bar:
 
     def reach(self, done: float, description: str) -> None:
         """Set the number of units done in all, parts included, and a new description."""
-        self._description = description
+        self._description = visible(description)
         if self._live is not None and self._id is not None:
-            self._live.update(self._id, description=description)
+            self._live.update(self._id, description=self._description)
         self.advance(done - self._done)
 
     @property
@@ -119,14 +180,14 @@ class Bar:
     def _log(self, when: str) -> None:
         note = " · ".join(self._note.splitlines())
         text = "  ".join([self._description, self._amount, when, note]).rstrip()
-        _print(self._console, text)
+        print_line(self._console, text)
 
     def finish(self) -> None:
         """Remove the live bar, or write the last line of the log."""
         if self._live is not None and self._id is not None:
             self._live.remove_task(self._id)
         elif self._done > self._before and self._logs:
-            self._log(f"{time.monotonic() - self._started:.1f} s")
+            self._log(duration(time.monotonic() - self._started))
 
 
 class Progress:
@@ -134,7 +195,7 @@ class Progress:
 
     def __init__(self, *, quiet: bool = False, console: Console | None = None):
         if console is None or quiet:
-            console = Console(stderr=True, quiet=quiet)
+            console = Screen(stderr=True, quiet=quiet)
         self.console = console
         self._live: RichProgress | None = None
         self._whole: Bar | None = None
@@ -189,7 +250,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
-        _print(self.console, text)
+        print_line(self.console, text)
 
 
 def duration(seconds: float) -> str:
@@ -202,9 +263,9 @@ def duration(seconds: float) -> str:
     return " ".join(f"{count} {unit}" for unit, count in [*units.items()][first : first + 2])
 
 
-def _print(console: Console, text: str) -> None:
-    # Not wrapped, because tools read logs line by line.
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+def print_line(console: Console, text: str) -> None:
+    """Print a line that is not wrapped, because tools read logs line by line."""
+    console.print(visible(text), highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 QUIET = Progress(quiet=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +16,7 @@ from PIL import Image
 
 import cclis
 from cclis.cli import main
-from tests.conftest import CONFIGS, QUICK, quick
+from tests.conftest import CONFIGS, QUICK, at_once, quick
 
 FLAGS = [f"--{name}={value}" for name, value in QUICK.items()]
 FINETUNE_FLAGS = [f"--{name}={value}" for name, value in quick("finetune").items()]
@@ -83,6 +85,21 @@ def test_bad_input_gets_a_sentence(arguments, part, capsys, monkeypatch) -> None
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert part in refused(capsys, *arguments)
     assert not Path("runs").exists()
+
+
+def test_what_is_no_regular_file_is_not_waited_for(capsys) -> None:
+    Path("run").mkdir()
+    for name in ("pipe.yaml", "run/config.yaml", "run/result.json"):
+        os.mkfifo(name)
+    with at_once():
+        for arguments in (
+            ("train", "--config", "pipe.yaml"),
+            ("train", "--resume", "run"),
+            ("evaluate", "run"),
+            ("report", "run"),
+        ):
+            refused(capsys, *arguments)
+        assert "not a regular file" in refused(capsys, "train", "--config", "pipe.yaml")
 
 
 def test_bad_config_files_get_a_sentence(capsys) -> None:
@@ -165,6 +182,8 @@ def test_train_shows_matrices_averages_and_files(capsys) -> None:
         "report.html",
     ):
         assert text in shown.out
+    times = r"learned in [\d.]+ s \([\d,]+ images/s\), evaluated in [\d.]+ s, [\d.]+ s in all"
+    assert re.search(times, shown.out)
     for scenario in ("class_il", "task_il"):
         for value in result[scenario]["prototype"]["matrix"][-1]:
             assert f"{value:.1f}" in shown.out
@@ -344,3 +363,22 @@ def test_paths_are_printed_as_they_are(capsys) -> None:
     folder = "a[/b] [bold]c"
     assert main(["train", "--output", folder, "--tasks", "2", *quick]) == 0
     assert f"report   {folder}/report.html" in capsys.readouterr().out
+
+
+def test_names_that_would_steer_a_terminal_are_escaped(capsys) -> None:
+    red, shown = "\x1b[31mred", r"\x1b[31mred"
+    for split in ("train", "test"):
+        for name in (red, "plain"):
+            Path("own", split, name).mkdir(parents=True)
+            for index in range(3):
+                Image.new("L", (8, 8)).save(Path("own", split, name, f"{index}.png"))
+    flags = [*FLAGS, "--batch_size=2", "--tasks=1", "--output", f"run {red}"]
+    assert main(["train", "--benchmark", "image-folder", "--data", "own", *flags]) == 0
+    said = capsys.readouterr()
+    assert f"({shown}, plain) learned" in said.err
+    assert f"report   run {shown}/report.html" in said.out
+    Path("own", "test", f"no {red}").mkdir()
+    Path("own", "test", f"no {red}", "0.png").touch()
+    error = refused(capsys, "train", "--benchmark", "image-folder", "--data", "own")
+    assert f"the class 'no {shown}'" in error
+    assert "\x1b" not in said.err + said.out + error

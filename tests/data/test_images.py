@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -214,3 +216,15 @@ def test_what_is_learned_does_not_follow_the_callers_array():
     assert int(images.max()) == 0
     array.flags.writeable = False
     as_uint8_images(array)
+
+
+@pytest.mark.parametrize("axes", [(0, 1, 2, 3), (0, 3, 1, 2)], ids=["last", "first"])
+def test_floats_are_converted_in_little_more_memory_than_the_pixels(axes):
+    floats = np.random.default_rng(0).random((4001, 16, 16, 3), np.float32)
+    expected = np.rint(floats * 255).astype(np.uint8)
+    tracemalloc.start()
+    found = as_uint8_images(floats.transpose(axes))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert np.array_equal(found, expected)
+    assert peak < 2 * expected.nbytes

@@ -6,7 +6,10 @@ import json
 import os
 import pickle
 import shutil
+import struct
+import threading
 import tracemalloc
+import zipfile
 import zlib
 from pathlib import Path
 
@@ -28,10 +31,11 @@ from cclis.data.readers import (
     read_image_folder,
     read_npz,
     read_tiny_imagenet,
+    tiny_imagenet,
 )
 from cclis.errors import InputError
 from cclis.progress import Progress
-from tests.conftest import fuzz
+from tests.conftest import at_once, fuzz, refused_at_once, sparse
 
 # -------------------------------------------------------------------------------------- Split
 
@@ -464,17 +468,49 @@ def interrupt(cache: Path) -> None:
     (cache / "manifest.json").unlink()
 
 
+def nest_manifest(cache: Path) -> None:
+    (cache / "manifest.json").write_text("[" * 200_000)
+
+
+def widen_labels(cache: Path) -> None:
+    np.save(cache / "train_labels.npy", np.zeros((6, 2), np.int64))
+
+
+def pipe_for_labels(cache: Path) -> None:
+    (cache / "test_labels.npy").unlink()
+    os.mkfifo(cache / "test_labels.npy")
+
+
+def kill(cache: Path) -> None:
+    """Leave what a process leaves that is killed while it writes."""
+    for name in ("train_labels.npy", "train_images.npy", "manifest.json"):
+        (cache / name).rename(cache / f".{name}.a1b2c3")
+
+
 @pytest.mark.parametrize(
-    "damage", [damage_manifest, damage_json, damage_array, damage_labels, interrupt]
+    "damage",
+    [
+        damage_manifest,
+        damage_json,
+        damage_array,
+        damage_labels,
+        interrupt,
+        nest_manifest,
+        widen_labels,
+        pipe_for_labels,
+        kill,
+    ],
 )
 def test_a_damaged_cache_is_rebuilt(tiny, damage):
     expected = read_tiny_imagenet(tiny)
     images, labels = np.array(expected.train.images), np.array(expected.test.labels)
     cache = tiny / "tiny-imagenet-200" / readers.TINY_CACHE
     damage(cache)
-    again = read_tiny_imagenet(tiny)
+    with at_once():
+        again = read_tiny_imagenet(tiny)
     assert np.array_equal(again.train.images, images)
     assert np.array_equal(again.test.labels, labels)
+    assert again.train.labels.tolist() == [0, 0, 1, 1, 2, 2]
     assert sorted(file.name for file in cache.iterdir()) == [
         "manifest.json",
         "test_images.npy",
@@ -490,6 +526,36 @@ def test_tiny_imagenet_that_cannot_be_written_to_is_read_into_memory(tiny):
     data = read_tiny_imagenet(tiny)
     assert data.train.images.shape == (6, 64, 64, 3)
     assert not isinstance(data.train.images, np.memmap)
+
+
+def test_tiny_imagenet_on_a_full_disk_is_read_into_memory(tiny, monkeypatch):
+    def full(path):
+        raise InputError(f"cannot write {path}: No space left on device")
+
+    monkeypatch.setattr(tiny_imagenet, "atomic_writer", full)
+    assert read_tiny_imagenet(tiny).train.images.shape == (6, 64, 64, 3)
+
+
+def test_two_that_decode_tiny_imagenet_at_once_decode_it_once(tiny, monkeypatch):
+    decoding, waiting, wrote = threading.Event(), threading.Event(), []
+    write = tiny_imagenet._write_cache
+
+    def slow(*arguments):
+        wrote.append(arguments)
+        decoding.set()
+        assert waiting.wait(10)
+        write(*arguments)
+
+    progress = Progress(quiet=True)
+    progress.say = lambda said: waiting.set() if "waiting for it" in said else None
+    monkeypatch.setattr(tiny_imagenet, "_write_cache", slow)
+    other = threading.Thread(target=read_tiny_imagenet, args=(tiny,))
+    other.start()
+    assert decoding.wait(10)
+    second = read_tiny_imagenet(tiny, progress)
+    other.join()
+    assert isinstance(second.train.images, np.memmap)
+    assert len(wrote) == 1
 
 
 def test_a_corrupt_jpeg_is_named_and_leaves_no_cache(tiny):
@@ -802,3 +868,103 @@ def test_an_image_that_claims_a_huge_size_is_refused_before_it_is_decoded(folder
     image.write_bytes(bytes(content))
     with pytest.raises(InputError, match="is too large: 12000×12000 pixels"):
         read_image_folder(folder, image_size=8)
+
+
+# ------------------------------------------------------------------------------------ any size
+
+
+def deflated(path: Path, megabytes: int) -> Path:
+    """A .npz file with images of so many MB, all zero, in a thousandth of that."""
+    header = io.BytesIO()
+    shape = (megabytes << 10, 32, 32, 1)
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "|u1", "fortran_order": False, "shape": shape}
+    )
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    first = packer.compress(header.getvalue()) + packer.flush(zlib.Z_FULL_FLUSH)
+    block = packer.compress(bytes(1 << 20)) + packer.flush(zlib.Z_FULL_FLUSH)
+    content = first + block * megabytes + packer.flush()
+    size = len(header.getvalue()) + (megabytes << 20)
+    np.savez(path, **{key: value for key, value in ARRAYS.items() if key != "x_train"})
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("x_train.npy", content)
+        entry = archive.getinfo("x_train.npy")
+        where = entry.header_offset
+    data = bytearray(path.read_bytes())
+    for start, method in ((where, 8), (data.rindex(b"PK\1\2"), 10)):
+        data[start + method : start + method + 2] = struct.pack("<H", zipfile.ZIP_DEFLATED)
+        data[start + method + 14 : start + method + 18] = struct.pack("<L", size)
+    path.write_bytes(data)
+    return path
+
+
+def test_an_npz_that_would_grow_beyond_measure_is_refused(tmp_path):
+    path = deflated(tmp_path / "bomb.npz", 1100)
+    assert path.stat().st_size < 2 << 20
+    with refused_at_once(r"bomb\.npz would expand from [\d,]+ to 1,153,43\d,\d+ bytes"):
+        read_npz(path)
+
+
+def test_an_npz_larger_than_the_memory_is_refused(tmp_path, monkeypatch):
+    path = npz(tmp_path, x_train=np.zeros((3, 400, 500, 3), np.uint8))
+    monkeypatch.setattr("cclis.files.free_memory", lambda: 3 << 20)
+    with refused_at_once(r"data\.npz: it takes 0\.0 GiB of memory", 2):
+        read_npz(path)
+
+
+def test_an_npz_whose_arrays_claim_more_than_is_there_is_refused(tmp_path):
+    def header(descr: str, *shape: int) -> bytes:
+        content = io.BytesIO()
+        np.lib.format.write_array_header_1_0(
+            content, {"descr": descr, "fortran_order": False, "shape": shape}
+        )
+        return content.getvalue()
+
+    for number, claimed in enumerate((header("<i8", 10**12), header("<U0", 10**15))):
+        file = tmp_path / f"{number}.npz"
+        with zipfile.ZipFile(file, "w") as archive:
+            for key in ARRAYS:
+                archive.writestr(f"{key}.npy", claimed)
+        with refused_at_once(r"claims [\d,]+ bytes, and has 128"):
+            read_npz(file)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_an_npz_that_numpy_would_not_write_is_refused(tmp_path, method):
+    file = npz(tmp_path)
+    with zipfile.ZipFile(file) as source, zipfile.ZipFile(tmp_path / "b", "w", method) as target:
+        for key in ARRAYS:
+            target.writestr(f"{key}.npy", source.read(f"{key}.npy"))
+    with pytest.raises(InputError, match="compressed in another way than numpy does"):
+        read_npz(tmp_path / "b")
+
+
+def test_an_npz_with_an_index_of_any_size_is_refused(tmp_path):
+    size = 1 << 30
+    path = sparse(tmp_path / "index.npz", size, b"PK\3\4")
+    with path.open("ab") as file:
+        file.write(struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 9, 9, size, 0, 0))
+    with refused_at_once(r"index\.npz"):
+        read_npz(path)
+
+
+@pytest.mark.parametrize("size", [1 << 30, 1 << 40])
+def test_data_files_of_any_size_are_refused(tiny, folder, cifar10_root, size):
+    root = folder / "cifar-10-batches-bin"
+    link_all(cifar10_root / "cifar-10-batches-bin", root)
+    replace(root / "data_batch_1.bin", b"")
+    sparse(root / "data_batch_1.bin", size)
+    with refused_at_once("not a CIFAR-10 file"):
+        read_cifar10(folder)
+    (folder / "python").mkdir()
+    python = python_folder(folder / "python", b"")
+    sparse(python / "cifar-10-batches-py" / "data_batch_1", size)
+    with refused_at_once("data_batch_1: it is too long"):
+        read_cifar10(python)
+    sparse(tiny / "tiny-imagenet-200" / "words.txt", size)
+    with refused_at_once(r"words\.txt: it is too long"):
+        read_tiny_imagenet(tiny)
+    image = next((folder / "train").glob("*/*.png"))
+    sparse(image, size)
+    with refused_at_once(r"png has more than [\d,]+ bytes"):
+        read_image_folder(folder)

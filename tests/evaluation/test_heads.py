@@ -116,7 +116,7 @@ def test_batches_do_not_matter(network, digits, monkeypatch):
     assert torch.allclose(parts.embeddings, whole.embeddings, atol=1e-6)
 
 
-def test_only_augmented_inference_is_a_matter_of_chance(network, digits):
+def test_only_augmented_inference_is_random(network, digits):
     inference = infer(network, AugmentationOptions())
     plain = inference(digits.images).embeddings
     assert torch.equal(inference(digits.images).embeddings, plain)
@@ -199,6 +199,13 @@ def test_discriminant_of_features_that_never_vary_and_of_absent_classes():
     scores = head.scores(inference(visible.images))
     assert scores.argmax(dim=1).tolist() == visible.labels.tolist()
     assert bool(torch.isneginf(scores[:, [2, 4]]).all())
+
+
+def test_absent_classes_do_not_change_the_discriminant_of_others(network, digits):
+    inference = infer(network)
+    alone, among = (fit_discriminant(look(inference, digits, classes)) for classes in (3, 5))
+    torch.testing.assert_close(among.weight[:3], alone.weight)
+    torch.testing.assert_close(among.bias[:3], alone.bias)
 
 
 def test_discriminant_without_spread_is_the_nearest_mean():

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
+import termios
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from cclis.cli import main
+from cclis.cli import entry, main
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
@@ -56,3 +60,36 @@ def _train(arguments: tuple[str, ...], errors: str) -> None:
 def start(*arguments: str) -> Training:
     """Start `cclis train` with these arguments."""
     return Training(arguments)
+
+
+def start_in_terminal(
+    terminal: str, arguments: tuple[str, ...], *, ignoring_hangups: bool = False
+) -> BaseProcess:
+    """Start `cclis train` in a terminal that sends it SIGHUP as it closes."""
+    process = SERVER.Process(target=_in_terminal, args=(terminal, arguments, ignoring_hangups))
+    process.start()
+    return process
+
+
+def start_writing_to(file: str, arguments: tuple[str, ...]) -> BaseProcess:
+    """Start `cclis train` with a file, such as a pipe, as both of its outputs."""
+    process = SERVER.Process(target=_writing_to, args=(file, arguments))
+    process.start()
+    return process
+
+
+def _in_terminal(terminal: str, arguments: tuple[str, ...], ignoring_hangups: bool) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if ignoring_hangups else signal.SIG_DFL)
+    os.environ["TERM"] = "xterm"
+    os.setsid()
+    with open(terminal) as file:
+        fcntl.ioctl(file, termios.TIOCSCTTY, 0)
+    _writing_to(terminal, arguments)
+
+
+def _writing_to(file: str, arguments: tuple[str, ...]) -> None:
+    with open(file, "w") as opened:
+        for stream in (1, 2):
+            os.dup2(opened.fileno(), stream)
+    sys.argv = ["cclis", "train", *arguments]
+    entry()

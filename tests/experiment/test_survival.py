@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 
+from cclis.cli import main
 from cclis.experiment.interruption import STOPPED
 from cclis.runs.directory import Run
 from tests.conftest import FIGURES, QUICK
@@ -204,12 +207,15 @@ def test_two_processes_on_one_run_are_refused(tmp_path) -> None:
     first = start("--output", str(folder), *flags(epochs=200))
     while not (folder / "metrics.jsonl").exists():
         time.sleep(0.01)
-    second = start("--resume", str(folder))
-    errors = second.wait()
+    for _ in range(2):
+        second = start("--resume", str(folder))
+        errors = second.wait()
+        assert second.returncode == 2
+        assert f"another process is working on {folder}" in errors
+        (folder / ".lock").unlink()  # which changes nothing
+    assert first.poll() is None
     first.kill()
     first.wait()
-    assert second.returncode == 2
-    assert f"another process is working on {folder}" in errors
 
 
 def in_a_namespace(script: str) -> subprocess.CompletedProcess[str]:
@@ -248,6 +254,32 @@ def test_a_full_disk_is_a_sentence_and_the_last_checkpoint_is_whole(tmp_path) ->
     process = start("--resume", str(saved), "--checkpoint_minutes", "5")
     errors = process.wait()
     assert process.returncode == 0, errors
+
+
+def test_a_broken_disk_is_a_sentence_and_the_run_goes_on_once_it_works(
+    uninterrupted: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    folder, sync, synced = tmp_path / "run", os.fsync, Counter[int]()
+
+    def broken(handle: int) -> None:
+        synced[os.fstat(handle).st_ino] += 1
+        if (folder / "checkpoints").exists() and synced[inode("checkpoints")] > 6:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(handle)
+
+    def inode(name: str) -> int:
+        return (folder / name).stat().st_ino
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", broken)
+        arguments = flags(checkpoint_minutes=60)  # at the ends of tasks alone
+        assert main(["train", "--output", str(folder), *arguments]) == 2
+    assert f"cannot write {folder}" in (said := capsys.readouterr().err)
+    assert "Input/output error" in said
+    assert synced[inode("metrics.jsonl")]  # what a checkpoint counts on
+    assert main(["train", "--resume", str(folder)]) == 0
+    assert "resumed after task 1" in capsys.readouterr().err
+    assert_same_end(Run.open(folder), uninterrupted)
 
 
 def test_a_read_only_output_is_said_before_training(tmp_path) -> None:

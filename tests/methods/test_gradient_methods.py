@@ -113,12 +113,12 @@ def test_no_step_of_gem_goes_against_a_past_task(monkeypatch) -> None:
     harmful = 0
     # Steps of the first task come before; there is nothing to go against.
     for gradients, used in zip(seen, applied[-len(seen) :], strict=True):
-        gradient, probes = gradients[0], gradients[1:]
+        gradient, others = gradients[0], gradients[1:]
         strengths = gem_coefficients(inner_products(gradients), margin=0.0)
-        torch.testing.assert_close(used, gradient + strengths.float() @ probes)
-        cosine = probes @ used / (probes.norm(dim=1) * used.norm() + 1e-12)
+        torch.testing.assert_close(used, gradient + strengths.float() @ others)
+        cosine = others @ used / (others.norm(dim=1) * used.norm() + 1e-12)
         assert float(cosine.min()) > -1e-4
-        if bool((probes @ gradient < 0).any()):
+        if bool((others @ gradient < 0).any()):
             harmful += 1
         else:
             assert torch.equal(gradient, used)
@@ -126,7 +126,7 @@ def test_no_step_of_gem_goes_against_a_past_task(monkeypatch) -> None:
 
 
 def test_batch_norm_follows_the_task_last(monkeypatch) -> None:
-    # Past tasks are only looked at; the network is used with the statistics of the newest.
+    # Only gradients are taken of past tasks; the network is used with the statistics of the newest.
     some = trainer("gem", epochs=1)
     digits = load_benchmark("split-digits", limit=40)
     learn(some, digits[0].train, 2)
@@ -145,15 +145,15 @@ def test_batch_norm_follows_the_task_last(monkeypatch) -> None:
     assert all(torch.equal(*pair) for pair in zip(left, after, strict=True))
 
 
-def test_a_step_without_probes_is_one_update(monkeypatch) -> None:
+def test_a_step_without_auxiliary_losses_is_one_update(monkeypatch) -> None:
     some = trainer("gem", epochs=1)
     digits = load_benchmark("split-digits", limit=40)
     learn(some, digits[0].train, 2)
-    probes, calls, updates = some._step._auxiliary, [0], [0]
+    auxiliary, calls, updates = some._step._auxiliary, [0], [0]
 
     def now_and_then(batch: Batch) -> list[Tensor]:
         calls[0] += 1
-        return probes(batch) if calls[0] % 2 else []
+        return auxiliary(batch) if calls[0] % 2 else []
 
     update = some._optimizer._sgd.step
     monkeypatch.setattr(some._step, "_auxiliary", now_and_then)

@@ -87,7 +87,7 @@ def test_with_less_room_than_classes_some_have_one_exemplar(room: int) -> None:
     assert len(kept) == len(labels[kept].unique()) == room
 
 
-def test_it_is_judged_by_the_exemplars_alone() -> None:
+def test_heads_are_fitted_to_the_exemplars_alone() -> None:
     trainer = Trainer(
         make_config("icarl", {**quick("icarl"), "memory": 20, "padding": 1}), (8, 8, 1), 4
     )

@@ -135,6 +135,22 @@ def test_a_network_that_does_not_fit_into_memory_is_not_made(settings):
         Trainer(make_config("cclis", {"device": "cpu", **settings}), (8, 8, 1), 2)
 
 
+@pytest.mark.parametrize("method", ["cclis", "co2l", "er"])
+def test_a_network_is_made_only_if_its_weights_fit_into_free_memory(method, monkeypatch):
+    def make() -> Trainer:
+        return Trainer(make_config(method, {"device": "cpu", "width": 8}), (8, 8, 1), 2)
+
+    network = make().method.network
+    needed = sum(tensor.nbytes for tensor in (*network.parameters(), *network.buffers()))
+    monkeypatch.setattr("cclis.nn.network.free_memory", lambda: needed)
+    make()
+    monkeypatch.setattr("cclis.nn.network.free_memory", lambda: needed - 1)
+    with pytest.raises(
+        InputError, match=r"memory \(0.0 GiB, and 0.0 GiB are free\); use a smaller"
+    ):
+        make()
+
+
 def test_a_network_too_large_for_the_gpu_is_refused(monkeypatch):
     def full(self, network):
         raise torch.OutOfMemoryError("CUDA out of memory")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from cclis.errors import InputError
 from cclis.methods import Batch, make_config
 from cclis.nn.conv import ConvEncoder
-from cclis.nn.network import JOINT_PASS_DEVICES, ClassifierNetwork
+from cclis.nn.network import JOINT_PASS_DEVICES, ClassifierNetwork, _encode_compiled
 from cclis.nn.parts import PartBatchNorm2d
 from cclis.nn.resnet import RESNETS
 from tests.conftest import METHODS
@@ -96,13 +97,13 @@ def as_on_a_gpu(some: ClassifierNetwork, monkeypatch: Any) -> list[int]:
     """Let a network do what it does on a GPU; of how many parts each of its passes is."""
     monkeypatch.setattr("cclis.nn.network.JOINT_PASS_DEVICES", ("cpu",))
     passes: list[int] = []
-    encode = some._encode
+    features = some.features
 
-    def noting(encoder: nn.Module, images: Tensor, parts: int = 1) -> Tensor:
+    def noting(images: Tensor, parts: int = 1) -> Tensor:
         passes.append(parts)
-        return encode(encoder, images, parts)
+        return features(images, parts)
 
-    monkeypatch.setattr(some, "_encode", noting)
+    monkeypatch.setattr(some, "features", noting)
     return passes
 
 
@@ -164,6 +165,10 @@ def test_a_cpu_takes_them_one_by_one(monkeypatch: Any) -> None:
 
 
 def test_a_compiled_encoder_keeps_them_apart(monkeypatch: Any) -> None:
+    # Traced and differentiated as always, but run without making code, which takes long.
+    traced = partial(torch.compile, dynamic=False, backend="aot_eager")
+    monkeypatch.setattr(torch, "compile", lambda function, **_: traced(function))
+    monkeypatch.setattr("cclis.nn.network._encode_compiled", cache(_encode_compiled.__wrapped__))
     torch.manual_seed(0)
     plain = network(ConvEncoder(2, 4))
     compiled = copy.deepcopy(plain)

@@ -138,12 +138,12 @@ def test_toggles_choose_what_is_shown(window: Window, run: Run) -> None:
     page.get_by_role("button", name="error of the denominator").click()
     assert page.locator("#importance .bars path").count() >= 10
     # A click in the legend hides a line.
+    from playwright.sync_api import expect
+
     lines = page.locator("#curves .scatterlayer .trace")
     before = lines.count()
     page.locator("#curves .legendtoggle").first.click()
-    page.wait_for_function(
-        f"document.querySelectorAll('#curves .scatterlayer .trace').length < {before}"
-    )
+    expect(lines).not_to_have_count(before)
 
 
 def test_a_figure_can_be_saved_for_a_paper(window: Window, run: Run) -> None:
@@ -254,6 +254,8 @@ def test_a_phone_is_wide_enough(window: Window, run: Run) -> None:
 
 @pytest.mark.parametrize("window", [{"color_scheme": "dark"}], indirect=True)
 def test_at_night_the_page_is_dark(window: Window, run: Run) -> None:
+    from playwright.sync_api import expect
+
     page = window.open(run.path / "report.html")
 
     def brightness(selector: str, what: str) -> int:
@@ -263,9 +265,28 @@ def test_at_night_the_page_is_dark(window: Window, run: Run) -> None:
     assert brightness("body", "backgroundColor") < 150
     assert brightness("#curves .legendtext", "fill") > 500
     page.emulate_media(color_scheme="light")
-    page.wait_for_function(
-        "getComputedStyle(document.querySelector('#curves .legendtext')).fill === 'rgb(28, 32, 36)'"
-    )
+    expect(page.locator("#curves .legendtext").first).to_have_css("fill", "rgb(28, 32, 36)")
+
+
+def test_what_is_planted_in_a_page_neither_runs_nor_loads(
+    window: Window, run: Run, tmp_path: Path
+) -> None:
+    planted = """<script>document.title = "planted"</script>
+        <img src="https://example.org/a.png" onerror="document.title = 'planted'">
+        <link rel="stylesheet" href="https://example.org/a.css">
+        <iframe src="data:text/html,planted"></iframe><body>"""
+    text = (run.path / "report.html").read_text(encoding="utf-8")
+    (tmp_path / "report.html").write_text(text.replace("<body>", planted, 1), encoding="utf-8")
+    failed: list[tuple[str, str]] = []
+    window.page.on("requestfailed", lambda asked: failed.append((asked.url, asked.failure)))
+    page = window.open(tmp_path / "report.html")
+    page.wait_for_load_state("networkidle")
+    assert page.title() == "cclis on split-digits"
+    refused = [text for text in window.complaints if "Content Security Policy" in text]
+    for what in ("inline script", "image", "stylesheet", "data:"):
+        assert [text for text in refused if what in text], what
+    assert {failure for _, failure in failed} == {"csp"}
+    window.complaints.clear()
 
 
 def test_a_study_shows_its_figure_and_its_table(window: Window, run: Run, tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ import contextlib
 import hashlib
 import io
 import json
+import os
 import pickle
 import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cclis import files
 from cclis.errors import InputError
 from cclis.methods import make_config
 from cclis.runs import checkpoints
 from cclis.runs.checkpoints import FORMAT, Checkpoints
 from cclis.runs.directory import Run
-from tests.conftest import QUICK, fuzz
+from tests.conftest import QUICK, fuzz, refused_at_once, sparse
 
 STATE = ({"x": torch.arange(5), "y": torch.ones(2, 3)}, {"about": "it"})
 
@@ -57,6 +60,56 @@ def test_finished_tasks_and_the_newest_two_stay(tmp_path: Path) -> None:
     found.save("task-10-step-20", STATE)
     found.save("task-10-step-100", STATE)
     assert found.names == ["task-0", "task-1", "task-10-step-20", "task-10-step-100"]
+
+
+def test_each_file_is_on_the_disk_before_the_next_and_the_old_goes_last(
+    saved: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (5, 6):
+        saved.save(f"task-1-step-{step}", STATE)
+    done: list[str] = []
+
+    def spied(name: str, note: Callable[..., str]) -> None:
+        real = getattr(os, name)
+
+        def wrapped(*arguments: Any) -> Any:
+            done.append(note(*arguments))
+            return real(*arguments)
+
+        monkeypatch.setattr(os, name, wrapped)
+
+    spied("fsync", lambda _: "sync")
+    spied("replace", lambda _, new: f"+{Path(new).name}")
+    spied("unlink", lambda path: f"-{Path(path).name}")
+    saved.save("task-1-step-7", STATE)
+    names = ("task-1-step-7.safetensors", "task-1-step-7.json", "newest.json")
+    assert done == [
+        *(event for name in names for event in ("sync", f"+{name}", "sync")),
+        *("-task-1-step-5.json", "-task-1-step-5.safetensors"),
+    ]
+
+
+def test_a_kill_between_two_removals_leaves_no_damaged_checkpoint(
+    saved: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (5, 6):
+        saved.save(f"task-1-step-{step}", STATE)
+    unlink, removed = os.unlink, []
+
+    def killed(path: Any) -> None:
+        if removed:
+            raise KeyboardInterrupt
+        removed.append(path)
+        unlink(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", killed)
+        with pytest.raises(KeyboardInterrupt):
+            saved.save("task-1-step-7", STATE)
+    for name in saved.names:
+        saved.load(name)
+    assert saved.newest(pytest.fail) is not None
+    assert len(list(saved.folder.iterdir())) == 2 * len(saved.names) + 1  # and newest.json
 
 
 def test_leftovers_of_an_interrupted_save_are_no_checkpoints_and_go(saved: Checkpoints) -> None:
@@ -300,3 +353,24 @@ def test_formats_are_written_into_both_files(saved: Checkpoints) -> None:
     manifest = json.loads((saved.folder / "task-0.json").read_text())
     assert manifest["format"] == saved.load("task-0")[1]["format"] == checkpoints.FORMAT
     assert manifest["cclis"]
+
+
+@pytest.mark.parametrize("size", [1 << 30, 1 << 40])
+def test_a_checkpoint_of_any_size_is_refused_unread(saved: Checkpoints, size: int) -> None:
+    path, manifest = saved.folder / "task-0.safetensors", saved.folder / "task-0.json"
+    sparse(path, size, path.read_bytes())
+    with refused_at_once("is damaged: it has not the"):
+        saved.load("task-0")
+    # Even if the manifest was forged to fit.
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"bytes": size}))
+    with refused_at_once("damaged, or not a file that cclis wrote .*it has"):
+        saved.load("task-0")
+
+
+def test_a_checkpoint_is_not_damaged_because_memory_is_short(saved, monkeypatch) -> None:
+    saved.save("task-1", (STATE[0] | {"large": torch.zeros(10**5)}, STATE[1]))
+    before = sorted(saved.folder.iterdir())
+    monkeypatch.setattr(files, "free_memory", lambda: 10**5)
+    with pytest.raises(InputError, match=r"task-1\.safetensors: it takes 0\.0 GiB of memory"):
+        saved.newest(pytest.fail)
+    assert sorted(saved.folder.iterdir()) == before

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
+import shutil
+import stat
 
 import pytest
 
@@ -9,8 +13,10 @@ from cclis.engine.records import Epoch
 from cclis.errors import InputError
 from cclis.methods import make_config
 from cclis.runs.directory import Run
-from tests.conftest import QUICK
+from tests.conftest import QUICK, refused_at_once, sparse
 from tests.report.made import result
+
+EPOCH = Epoch(0, 0, 3, 1.5, {"loss": 1.5}, 0.1, 9.0)
 
 
 def config(**settings):
@@ -88,9 +94,72 @@ def test_what_a_run_leaves_that_was_killed_as_it_began_may_be_begun_again(tmp_pa
     }
 
 
+def test_a_run_without_its_lock_file_is_still_locked(tmp_path) -> None:
+    run = Run.create(config(output=str(tmp_path / "run")))
+    with run.alone():
+        (run.path / ".lock").unlink()
+        for _ in range(2):
+            with (
+                pytest.raises(InputError, match="another process is working on"),
+                Run.open(run.path).alone(),
+            ):
+                pass
+        run.log(EPOCH)
+    with Run.open(run.path).alone():
+        pass
+    assert len(run.records) == 1
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EBADF, errno.EINVAL, errno.ENOSYS])
+def test_where_folders_cannot_be_locked_the_file_is(tmp_path, monkeypatch, number) -> None:
+    run, real = Run.create(config(output=str(tmp_path / "run"))), fcntl.flock
+
+    def flock(handle: int, how: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(number, os.strerror(number))
+        real(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with run.alone():
+        run.log(EPOCH)
+        with pytest.raises(InputError, match="another process"), Run.open(run.path).alone():
+            pass
+
+
+def test_a_run_does_not_write_into_a_folder_that_took_its_place(tmp_path) -> None:
+    run = Run.create(config(output=str(tmp_path / "run")))
+    with run.alone():
+        run.log(EPOCH)
+        shutil.rmtree(run.path)
+        for write in (lambda: run.log(EPOCH), run.sync_log):
+            with pytest.raises(InputError, match=r"cannot write into .*run: No such file"):
+                write()
+        another = Run.create(config(output=str(run.path)))
+        with another.alone():
+            another.log(EPOCH)
+            for write in (lambda: run.log(EPOCH), run.sync_log):
+                with pytest.raises(InputError, match=r"removed or moved .* took its place"):
+                    write()
+    assert len(another.records) == 1
+
+
 def test_a_lock_that_cannot_be_taken_is_a_sentence(tmp_path) -> None:
     run = Run.create(config(output=str(tmp_path / "run")))
     (run.path / ".lock").unlink()
     (run.path / ".lock").mkdir()
     with pytest.raises(InputError, match=r"cannot write .*\.lock"), run.alone():
         pass
+
+
+@pytest.mark.parametrize("size", [1 << 30, 1 << 40])
+def test_records_and_analyses_of_any_size_are_refused(tmp_path, size) -> None:
+    run = Run.create(config(output=str(tmp_path / "run")))
+    sparse(run.path / "metrics.jsonl", size, b'{"kind": "epoch"}\n')
+    with refused_at_once(r"metrics\.jsonl: it is too long"):
+        _ = run.records
+    sparse(run.path / "result.json", size)
+    with refused_at_once(r"result\.json: it is too long"):
+        _ = run.result
+    sparse(run.path / "analysis.safetensors", size)
+    with refused_at_once(r"analysis\.safetensors: damaged"):
+        _ = run.analysis

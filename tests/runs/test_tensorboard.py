@@ -11,9 +11,11 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cclis.cli import main
+from cclis.engine.trainer import Trainer
 from cclis.errors import InputError
 from cclis.experiment import loop as experiment
 from cclis.experiment.loop import resume, train
+from cclis.experiment.stages import Stage
 from cclis.methods import make_config
 from cclis.runs.directory import Run
 from tests.conftest import QUICK
@@ -64,15 +66,15 @@ def test_events_are_what_is_logged(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("before", [True, False])
 def test_events_are_there_once_after_a_resume(before: bool, tmp_path: Path, monkeypatch) -> None:
-    evaluate = experiment.evaluate
+    evaluate = experiment.evaluate_stage
 
-    def interrupt(*arguments: Any) -> Any:
-        if len(arguments[3]) == 2:
-            raise InterruptedError
-        return evaluate(*arguments)
+    def interrupt(trainer: Trainer, stage: Stage, *rest: Any) -> Any:
+        if len(stage.tests) == 2:
+            raise KeyboardInterrupt
+        return evaluate(trainer, stage, *rest)
 
-    monkeypatch.setattr(experiment, "evaluate", interrupt)
-    with pytest.raises(InterruptedError):
+    monkeypatch.setattr(experiment, "evaluate_stage", interrupt)
+    with pytest.raises(KeyboardInterrupt):
         train(config(tmp_path / "run", tensorboard=before))
     monkeypatch.undo()
     run = Run.open(tmp_path / "run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 import signal
 import subprocess
@@ -197,11 +198,13 @@ def test_a_signal_stops_the_runs_which_are_saved(tmp_path: Path) -> None:
     code = "from cclis.cli import entry; entry()"
     flags = ["--scale", "short", "--benchmark", "split-digits", "--seeds", "0", "--device", "cpu"]
     command = [sys.executable, "-c", code, "study", "tsne", *flags, "--output", str(tmp_path)]
-    process = subprocess.Popen([*command, "--jobs", "2"], stderr=subprocess.PIPE, text=True)
+    command += ["--jobs", "2"]
+    # A group of its own, as in a terminal, which sends SIGHUP to all of it as it closes.
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     runs = planned("tsne", "short", benchmarks=["split-digits"], folder=tmp_path)
     while process.poll() is None and not all((r.path / "metrics.jsonl").exists() for r in runs):
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGHUP)
     _, error = process.communicate()
     assert process.returncode == 75, error
     assert "the same command resumes it" in error

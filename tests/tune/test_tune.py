@@ -156,7 +156,7 @@ def test_a_class_has_a_sample_on_either_side() -> None:
             assert set(part.labels) == {0, 1}
             assert part.subset(np.arange(len(part))).images.flatten().tolist() == list(part.rows)
     lonely = Split(images, np.array([0, 0, 0, 0, 1]))
-    with pytest.raises(InputError, match="class 'bee' has one training image"):
+    with pytest.raises(InputError, match="class 'bee' has only one training image"):
         benchmarks.held_out(Dataset(lonely, lonely, names), 0.1, 0)
 
 
@@ -305,7 +305,7 @@ def test_a_killed_tuning_goes_on(how: signal.Signals, tmp_path: Path) -> None:
     said = first.communicate()[1]
     if how == signal.SIGINT:
         assert first.returncode == STOPPED
-        assert "stopped by SIGINT; the same command goes on" in said
+        assert "stopped by SIGINT; the same command resumes it" in said
     assert not list(runs.glob("*/seed0/result.json"))
     assert main(command) == 0
     with (tmp_path / "tuning" / "trials.csv").open() as file:
@@ -343,8 +343,11 @@ def test_every_method_has_a_grid_of_settings_it_has() -> None:
 @pytest.mark.parametrize(
     ("grid", "part"),
     [
-        ("learing_rate: [0.1]", "unknown setting in grid.yaml 'learing_rate'. Did you mean 'learn"),
-        ("seed: [1, 2]", "unknown setting in grid.yaml 'seed'"),
+        (
+            "learing_rate: [0.1]",
+            "grid.yaml: cclis has no setting 'learing_rate' to tune. Did you mean learn",
+        ),
+        ("seed: [1, 2]", "grid.yaml: cclis has no setting 'seed' to tune"),
         ("learning_rate: [0.1, -1]", "grid.yaml: learning_rate must be greater than 0, not -1"),
         ("learning_rate: 0.1", "grid.yaml: learning_rate must be a list of values or a range"),
         ("learning_rate: []", "grid.yaml: learning_rate must be a list"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from cclis.cli.parser import Parser, console
+from cclis.cli.parser import Parser
+from cclis.progress import Screen
 from cclis.settings import recipe_names
 
 
@@ -33,7 +34,7 @@ def run(arguments: Sequence[str]) -> None:
     recipes = Table("method", *tuned, title="Recipes, by memory", title_justify="left")
     for method in available():
         recipes.add_row(method, *(", ".join(memories[method, name]) or "–" for name in tuned))
-    out = console()
+    out = Screen()
     out.print(table)
     out.print(recipes)
     out.print("A recipe is named BENCHMARK/METHOD-MEMORY, such as seq-cifar10/cclis-200.")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from cclis.cli.parser import Parser, console, normalise
+from cclis.cli.parser import Parser, normalise
 from cclis.errors import InputError, unknown
-from cclis.progress import Progress
+from cclis.progress import Progress, Screen
 
 
 def _parser() -> Parser:
@@ -46,6 +46,6 @@ def run(arguments: Sequence[str]) -> None:
         state = "present" if found.present else "missing"
         table.add_row(name, "damaged" if found.problem else state, str(found.where or root))
         problems += [found.problem] if found.problem else []
-    console().print(table)
+    Screen().print(table)
     if problems:
         raise InputError("; ".join(problems))

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from cclis.cli.parser import Parser, console, normalise
+from cclis.cli.parser import Parser, normalise
 from cclis.errors import InputError
 from cclis.methods import get
-from cclis.progress import Progress
+from cclis.progress import Progress, Screen
 from cclis.settings import EvaluationOptions, info_of, names_of, types_of
 
 
@@ -53,6 +53,6 @@ def run(arguments: Sequence[str]) -> None:
     result = reevaluate(
         run, data=options.data, device=options.device, config=config, progress=Progress()
     )
-    console().print(result_tables(result))
+    Screen().print(result_tables(result))
     if output is not None:
         write_json(output, result.to_json())

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, get_args, get_origin
 
 from jsonargparse import ArgumentParser
-from rich.console import Console
 
 from cclis.errors import InputError, did_you_mean
 from cclis.settings import Config, Options, info_of, names_of, own_names, types_of
@@ -109,8 +108,3 @@ def _is_list(value: str, hint: Any) -> bool:
     parts = [part for part in get_args(hint) if part is not type(None)]
     only = bool(parts) and all(get_origin(part) is list for part in parts)
     return _is(hint, list) and not value.startswith("[") and (only or "," in value)
-
-
-def console() -> Console:
-    """Where results are printed; names and paths as they are, whatever brackets they have."""
-    return Console(markup=False, highlight=False)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cclis.cli.parser import Parser, normalise
 from cclis.errors import InputError, as_input_errors
-from cclis.progress import Progress
+from cclis.progress import Progress, Screen, print_line
 
 
 def _parser() -> Parser:
@@ -51,7 +51,7 @@ def run(arguments: Sequence[str]) -> None:
         _make_new(folder)
     for name, content in files.items():
         write_atomically(folder / name, content)
-        print(folder / name)
+        print_line(Screen(), str(folder / name))
 
 
 def _is_run(folder: Path) -> bool:

@@ -14,6 +14,7 @@ from cclis.cli.parser import Parser, normalise
 from cclis.errors import InputError
 from cclis.methods import get, make_config
 from cclis.methods.registry import methods_with, setting_of, unknown_setting
+from cclis.progress import Screen, print_line
 from cclis.settings import (
     AugmentationOptions,
     Config,
@@ -194,7 +195,8 @@ def _of_method(
     dropped = [name for name in file if name not in known and other and methods_with(name)]
     if dropped:
         said = ", ".join(dropped)
-        print(f"{path}: {method} does not have these settings, dropped: {said}", file=sys.stderr)
+        line = f"{path}: {method} does not have these settings, dropped: {said}"
+        print_line(Screen(stderr=True), line)
     if other:
         dropped.append("recipe")
     settings = {name: value for name, value in file.items() if name not in dropped}

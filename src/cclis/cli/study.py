@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from cclis.cli.parser import Parser, normalise
-from cclis.progress import Progress
+from cclis.progress import Progress, Screen, print_line
 from cclis.settings import StudyOptions, types_of
 
 ABOUT = (
@@ -35,7 +34,8 @@ def run(arguments: Sequence[str]) -> int:
 
     written, failed = run_study(name, StudyOptions(**settings), Progress())
     for path in written:
-        print(path)
+        print_line(Screen(), str(path))
     if failed:
-        print(f"cclis: {len(failed)} runs failed: {', '.join(failed)}", file=sys.stderr)
+        said = f"cclis: {len(failed)} runs failed: {', '.join(failed)}"
+        print_line(Screen(stderr=True), said)
     return 1 if failed else 0

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cclis.cli.parser import console
 from cclis.cli.settings import SettingsParser, look_ahead, parse, print_config, read
 from cclis.errors import InputError
 from cclis.methods import get, make_config
-from cclis.progress import Progress, duration
+from cclis.progress import Progress, Screen, duration, print_line
 from cclis.settings import Options, setting
 
 ABOUT = "Learn a benchmark task by task."
@@ -62,12 +61,12 @@ def _show(run: Any) -> None:
     from cclis.report.table import result_tables
 
     result = run.result
-    out = console()
+    out = Screen()
     out.print(result_tables(result))
     out.print(
         f"learned in {duration(result.seconds.train)} ({result.images_per_second:,.0f} images/s), "
         f"evaluated in {duration(result.seconds.evaluation)}, "
         f"{duration(result.seconds.total)} in all"
     )
-    out.print(f"report   {run.path / 'report.html'}", soft_wrap=True)
-    out.print(f"numbers  {run.path / 'result.json'}", soft_wrap=True)
+    print_line(out, f"report   {run.path / 'report.html'}")
+    print_line(out, f"numbers  {run.path / 'result.json'}")

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from string import ascii_uppercase
 
-from cclis.cli.parser import console
 from cclis.cli.settings import read
 from cclis.errors import InputError
 from cclis.methods.registry import get, slug
-from cclis.progress import Progress
+from cclis.progress import Progress, Screen, print_line
 from cclis.settings import TuneOptions
 
 WIDTH = 60
@@ -59,12 +58,12 @@ def run(arguments: Sequence[str]) -> None:
         spread = "" if trial.deviation is None else f"{trial.deviation:.2f}"
         values = [short(trial.settings[name]) for name in varied]
         table.add_row(f"{trial.accuracy:.2f}", spread, *values)
-    out = console()
+    out = Screen()
     out.print(table)
     for name, letter in letters.items():
-        out.print(f"{letter}  {name}")
+        print_line(out, f"{letter}  {name}")
     if constant:
         same = ", ".join(f"{name} {short(best[0].settings[name])}" for name in constant)
-        out.print(f"the same in all of these: {same}", soft_wrap=True)
+        print_line(out, f"the same in all of these: {same}")
     for what, name in (("trials", "trials.csv"), ("recipe", "recipe.yaml")):
-        out.print(f"{what}  {Path(config.output or '') / name}", soft_wrap=True)
+        print_line(out, f"{what}  {Path(config.output or '') / name}")

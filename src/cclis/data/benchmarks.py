@@ -22,7 +22,7 @@ from cclis.data.readers import (
     read_npz,
     read_tiny_imagenet,
 )
-from cclis.errors import InputError, unknown
+from cclis.errors import InputError, os_errors, unknown
 from cclis.progress import QUIET, Progress
 from cclis.settings import StreamOptions
 
@@ -239,6 +239,7 @@ BENCHMARKS: dict[str, Spec] = {
 }
 
 
+@os_errors()
 def load_benchmark(
     name: str,
     root: str | Path | None = None,

@@ -19,8 +19,8 @@ from typing import IO, Any
 
 import pooch
 import requests
-from filelock import FileLock, Timeout
 
+from cclis.data.locks import locked
 from cclis.data.readers import (
     CIFAR10,
     CIFAR100,
@@ -28,6 +28,7 @@ from cclis.data.readers import (
     CifarLayout,
     find_tiny_imagenet,
 )
+from cclis.data.readers.text import lines
 from cclis.errors import InputError, unknown
 from cclis.progress import QUIET, Progress
 
@@ -165,7 +166,7 @@ def _tiny_imagenet_problem(folder: Path, thorough: bool) -> str | None:
         if not file.is_file():
             return f"{file} is missing"
     if thorough:
-        classes = (folder / "wnids.txt").read_text(errors="replace").split()
+        classes = lines(folder / "wnids.txt")
         train = sum(1 for _ in folder.glob("train/*/images/*.JPEG"))
         test = sum(1 for _ in folder.glob("val/images/*.JPEG"))
         for count, expected, what in (
@@ -199,7 +200,7 @@ def download(name: str, root: Path, progress: Progress = QUIET) -> Path:
         return folder
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with _locked(root / f".{archive.filename}.lock", progress):
+        with locked(root / f".{archive.filename}.lock", f"downloading to {root}", progress):
             # Another process may have downloaded it in the meantime.
             folder = _existing_folder(name, root)
             if folder is not None:
@@ -223,23 +224,12 @@ def _existing_folder(name: str, root: Path) -> Path | None:
     return presence.where
 
 
-@contextmanager
-def _locked(path: Path, progress: Progress) -> Iterator[None]:
-    """Lock a file while the block runs; other processes wait."""
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        progress.say(f"another process is downloading to {path.parent}; waiting for it")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 def _retrieve(archive: Archive, root: Path, progress: Progress) -> Path:
     target = root / archive.filename
+    if target.exists() and not target.is_file():
+        raise InputError(
+            f"{target} is not a regular file; remove it and run the same command again"
+        )
     fetch = _Fetch(target.with_name(f"{archive.filename}.part"), archive, progress)
     try:
         with _quiet(pooch.get_logger()):

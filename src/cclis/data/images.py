@@ -13,6 +13,9 @@ from torch import Tensor
 
 from cclis.errors import InputError, as_input_errors
 
+BLOCK = 256
+"""Floating-point images that are converted at once."""
+
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
@@ -107,8 +110,12 @@ def as_uint8_images(images: Any) -> Tensor:
                 f"floating-point images must be within [0, 1]; these range from {low:g} to "
                 f"{high:g}. Scale them, or pass uint8"
             )
-        array = np.rint(array * 255).astype(np.uint8)
-    elif array.dtype != np.uint8:
+        pixels = np.empty(array.shape, np.uint8)
+        # One block after another, because these numbers take eight times the memory of the pixels.
+        for start in range(0, len(array), BLOCK):
+            pixels[start : start + BLOCK] = np.rint(array[start : start + BLOCK] * 255)
+        return torch.from_numpy(pixels)
+    if array.dtype != np.uint8:
         raise InputError(f"images must be uint8 or floating point, not {array.dtype}")
     # Copied, so that later changes to the caller's array have no effect.
     return torch.from_numpy(np.array(array, order="C"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Generator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,11 +13,12 @@ from torch import Tensor, nn
 from cclis.data.batches import Mix
 from cclis.data.images import ImageSet
 from cclis.engine.advice import free_frames, in_words, too_large
-from cclis.engine.checks import check_classes, check_task
+from cclis.engine.checks import check_claims, check_classes, check_memory, check_task
 from cclis.engine.devices import make_fabric, numerics, on_host, out_of_memory, peak_memory
 from cclis.engine.events import EpochEnded, Event, StepDone, TaskLearned, TaskTrained
 from cclis.engine.inference import Inference
 from cclis.engine.optimizer import Optimizer
+from cclis.engine.position import Position
 from cclis.engine.randomness import generator, seeded
 from cclis.engine.records import Epoch
 from cclis.engine.replay import Replay
@@ -35,36 +35,6 @@ from cclis.settings import Config, names_of
 
 Description = dict[str, Any]
 """The part of a state that JSON can hold."""
-
-
-@dataclass
-class Position:
-    """How far the training of a task has come.
-
-    Attributes:
-        classes: How many classes the task brings.
-        drawn: States of the generators that an epoch is drawn from, before the current one.
-        epoch: Epochs done.
-        step: Steps of the current epoch done.
-        done: Steps of the task done.
-        totals: Sums of the loss's terms over the current epoch's steps.
-    """
-
-    classes: int
-    drawn: dict[str, Tensor]
-    epoch: int = 0
-    step: int = 0
-    done: int = 0
-    totals: dict[str, Tensor] = field(default_factory=dict)
-
-    def add(self, losses: dict[str, Tensor]) -> None:
-        """Count a step and its losses."""
-        for name, value in losses.items():
-            total = self.totals.get(name)
-            # A recorded step writes its next losses to the same place.
-            self.totals[name] = value.clone() if total is None else total + value
-        self.step += 1
-        self.done += 1
 
 
 class Trainer:
@@ -144,15 +114,8 @@ class Trainer:
 
     @property
     def trained_epochs(self) -> float:
-        """Epochs of the current task done, parts included; 0 between tasks.
-
-        Without the part of the first epoch: how many steps it has is not known before it ends.
-        """
-        position = self._position
-        if position is None or not position.epoch:
-            return 0.0
-        steps = (position.done - position.step) / position.epoch
-        return position.epoch + position.step / steps
+        """Epochs of the current task done, parts included; 0 between tasks."""
+        return 0.0 if self._position is None else self._position.trained_epochs
 
     def learn(
         self, task: ImageSet, new_classes: int, *, again: bool = False
@@ -175,6 +138,9 @@ class Trainer:
         check_classes(task, new_classes, sum(self.task_sizes), begun, again=again)
         if self._learning:
             raise RuntimeError("this trainer was stopped in the middle of a task: restore a state")
+        if self.fabric.device.type == "cpu":
+            momentum = self.config.momentum > 0 and not self._optimizer.state()
+            check_memory(len(task), self.method, self.features, momentum=momentum)
         return self._learn(task, new_classes)
 
     def _learn(self, task: ImageSet, new_classes: int) -> Generator[Event, None, None]:
@@ -401,18 +367,7 @@ class Trainer:
             config = recorded_config(settings, kind)
             height, width, channels = description["image_shape"]
             shape, classes = (int(height), int(width), int(channels)), int(description["classes"])
-            # A small file may claim a network of any size: compared before it takes memory. What
-            # the encoder gives, and one of your own, are not known by then.
-            with torch.device("meta"):
-                blank = make_encoder(config, shape) if encoder is None else nn.Identity()
-                claimed = kind.make_network(config, blank, shape[2], 1, classes)
-            saved = strip_prefix("network.", tensors)
-            for name, value in claimed.state_dict().items():
-                if name not in saved or value.numel() > saved[name].numel():
-                    raise InputError(f"these weights belong to another network: {name} differs")
-            kept = tensors.get("memory.images")
-            if kept is not None and kept.shape[1:] != shape:
-                raise InputError(f"images of {shape} were learned, but others are kept")
+            check_claims(tensors, config, kind, shape, classes, own_encoder=encoder is not None)
         trainer = cls(config, shape, classes, method=kind, encoder=encoder, progress=progress)
         trainer.restore(tensors, description)
         return trainer

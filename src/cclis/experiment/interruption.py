@@ -1,4 +1,8 @@
-"""Signals that ask a run to stop: the first at the next safe place, the second at once."""
+"""Signals that ask a run to stop: the first at the next safe place, the second at once.
+
+A terminal that closes sends SIGHUP, often more than once: further ones change nothing. Where it was
+ignored before, as under `nohup`, it stays ignored.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,9 @@ from typing import Any
 STOPPED = 75
 """Exit code of a run that a signal stopped and that can be resumed."""
 SIGNALS = tuple(
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")
+    if hasattr(signal, name)
 )
 
 
@@ -44,7 +50,11 @@ class Interruption:
     def __enter__(self) -> Interruption:
         # Only the main thread may, and only there do signals arrive.
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+            self._before = {
+                number: signal.signal(number, self._handle)
+                for number in SIGNALS
+                if not (_is_hangup(number) and signal.getsignal(number) == signal.SIG_IGN)
+            }
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -54,7 +64,17 @@ class Interruption:
     def _handle(self, number: int, _: FrameType | None) -> None:
         self._asked = number
         # A handler waits for the end of a long operation; the system's own does not.
-        for another in SIGNALS:
-            signal.signal(another, signal.SIG_DFL)
+        for another in self._before:
+            signal.signal(another, signal.SIG_IGN if _is_hangup(another) else signal.SIG_DFL)
         if not self.waits:
             self.check()
+
+
+def ignore_hangups() -> None:
+    """From now on, a terminal that closes does not end the process."""
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def _is_hangup(number: int) -> bool:
+    return number == getattr(signal, "SIGHUP", None)

@@ -14,7 +14,7 @@ from cclis.engine.devices import device_name, peak_memory
 from cclis.engine.events import EpochEnded, StepDone, TaskLearned, TaskTrained
 from cclis.engine.randomness import globally_seeded
 from cclis.engine.trainer import Trainer
-from cclis.errors import InputError, as_input_errors
+from cclis.errors import InputError, as_input_errors, os_errors
 from cclis.evaluation.analysis import analyse
 from cclis.evaluation.heads import chosen_heads
 from cclis.experiment.interruption import Interrupted, Interruption
@@ -23,7 +23,7 @@ from cclis.experiment.state import RunState, first_task_of, restore, reuse_first
 from cclis.experiment.versions import versions
 from cclis.files import write_atomically
 from cclis.methods import recorded_config
-from cclis.progress import QUIET, Progress
+from cclis.progress import QUIET, Progress, duration
 from cclis.report.page import render
 from cclis.runs import Run
 from cclis.runs.records import Evaluation, Record, Result, Seconds, changed_settings, summarise
@@ -32,6 +32,7 @@ from cclis.settings import Config, names_of, refuse_differences
 from cclis.settings.recipes import recipe_memory
 
 
+@os_errors()
 def train(config: Config, progress: Progress = QUIET) -> Run:
     """Learn a benchmark task by task; returns the run, whose folder holds what came out."""
     with training(config, progress) as (run, records):
@@ -39,6 +40,7 @@ def train(config: Config, progress: Progress = QUIET) -> Run:
     return run
 
 
+@os_errors()
 def resume(run: Run, config: Config, progress: Progress = QUIET) -> Run:
     """Resume a run that was interrupted, from its newest whole checkpoint.
 
@@ -184,8 +186,8 @@ def _learn(
             save(run, trainer, benchmark, state)
             progress.say(
                 f"task {len(stage.tests)}/{len(benchmark)} ({', '.join(task.names[:6])}"
-                f"{', …' if len(task.names) > 6 else ''}) learned in {seconds[0]:.1f} s, evaluated "
-                f"in {seconds[1]:.1f} s, Class-IL so far {scores.accuracy:.1f} %"
+                f"{', …' if len(task.names) > 6 else ''}) learned in {duration(seconds[0])}, "
+                f"evaluated in {duration(seconds[1])}, Class-IL so far {scores.accuracy:.1f} %"
             )
             yield scores
     run.save_result(_result(trainer, benchmark, state, progress))
@@ -269,7 +271,9 @@ def _result(trainer: Trainer, benchmark: Benchmark, state: RunState, progress: P
     costs = dataclasses.asdict(state.costs_now(trainer.images))
     images = costs.pop("images")
     if costs["compile"]:
-        progress.say(f"{costs['compile']:.1f} s of {costs['total']:.1f} s went into compiling")
+        progress.say(
+            f"{duration(costs['compile'])} of {duration(costs['total'])} went into compiling"
+        )
     rows = rows_by_task(state.rows, len(benchmark))
     places = names_of(type(config), kind="place")
     return Result(

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cclis.functional.coreset import weighted_coreset
-from cclis.functional.precision import at_least_float32
 from cclis.functional.sampling import quotas
 from cclis.methods.base import Batch, Exemplars, Visible
 from cclis.methods.classifier import weighted_mean
@@ -81,7 +80,8 @@ class GCR(DarkReplay[GCRConfig]):
         self, visible: Visible, capacity: int, generator: torch.Generator
     ) -> Exemplars:
         """Class by class a weighted coreset of the candidates."""
-        features = at_least_float32(visible.represent(augmented=False).features)
+        features = visible.represent(augmented=False).features
+        features = features.type_as(self.network.classifier.weight)
         stored, before = visible.extras["logits"], visible.extras["weight"]
         counts = visible.labels.bincount(minlength=self.seen).cpu()
         shares = quotas(counts, capacity, generator=generator).tolist()

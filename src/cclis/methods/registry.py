@@ -46,7 +46,7 @@ _named: dict[str, type[Method[Any, Any]]] = {}
 
 def available() -> list[str]:
     """The names of all methods: ours, those of installed packages, and others named so far."""
-    return list(dict.fromkeys([*OURS, *entry_points(group=ENTRY_POINTS).names, *_named]))
+    return list(dict.fromkeys([*OURS, *sorted(entry_points(group=ENTRY_POINTS).names), *_named]))
 
 
 def imported() -> list[str]:

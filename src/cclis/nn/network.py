@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cclis.errors import InputError
+from cclis.files import free_memory
 from cclis.functional.precision import at_least_float32
 from cclis.nn.compiling import compiled
 from cclis.nn.conv import ConvEncoder
@@ -32,7 +32,7 @@ JOINT_PASS_DEVICES = ("cuda",)
 
 
 def build_checked(make: Callable[[], ModuleT]) -> ModuleT:
-    """Call `make`, but raise InputError if the module does not fit into this machine's memory.
+    """Call `make`, but raise InputError if the module does not fit into the memory that is free.
 
     The size is measured on torch's meta device, which takes no memory and draws no random numbers.
     """
@@ -40,21 +40,14 @@ def build_checked(make: Callable[[], ModuleT]) -> ModuleT:
         with torch.device("meta"):
             blank = make()
         needed = sum(tensor.nbytes for tensor in (*blank.parameters(), *blank.buffers()))
-        if needed > _physical_memory():
-            raise RuntimeError(f"{needed / 2**30:.0f} GiB")
+        free = free_memory()
+        if needed > free:
+            raise RuntimeError(f"{needed / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free")
         return make()
     except RuntimeError as error:
         raise InputError(
             f"the network does not fit into memory ({error}); use a smaller width or embedding"
         ) from None
-
-
-def _physical_memory() -> float:
-    """Bytes of this machine's memory; infinity if unknown."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return float("inf")
 
 
 def make_encoder(

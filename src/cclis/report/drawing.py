@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from markupsafe import Markup
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -143,10 +141,10 @@ def _plain(name: str) -> str:
     return name.replace("$", r"\$")
 
 
-def inline(svg: bytes) -> Markup:
+def inline(svg: bytes) -> str:
     """A figure of `picture` to stand in a page; what draws it has escaped its labels."""
     text = svg.decode()
-    return Markup(text[text.index("<svg") :])
+    return text[text.index("<svg") :]
 
 
 def picture(figure: Figure, kind: str) -> bytes:

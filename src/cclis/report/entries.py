@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cclis.errors import InputError
+from cclis.errors import InputError, file_error
 from cclis.files import read_json
 from cclis.runs.records import Matrix, Result
 
@@ -84,7 +84,7 @@ def read_runs(
 
     Args:
         paths: Where they are.
-        warn: Told what is left out because it has not ended.
+        warn: Told what is left out, because it has not ended or cannot be read.
     """
     results: list[Result] = []
     for path in paths:
@@ -97,8 +97,7 @@ def read_runs(
         elif (path / "result.json").is_file():
             files = [path / "result.json"]
         else:
-            below = ("*/result.json", "*.json", "runs/*/result.json")
-            files = sorted(file for pattern in below for file in path.glob(pattern))
+            files = _results_below(path, warn)
         if not files:
             said = f"{path} holds no finished run: no result.json in it, nor below it"
             if len(paths) == 1:
@@ -108,6 +107,17 @@ def read_runs(
     if not results:
         raise InputError("none of these holds a finished run: no result.json in them, nor below")
     return results
+
+
+def _results_below(folder: Path, warn: Callable[[str], None]) -> list[Path]:
+    """Summaries in a folder, and results of runs in it or in its folder `runs`."""
+    files, runs = list(folder.glob("*.json")), folder / "runs"
+    for run in (*folder.iterdir(), *(runs.iterdir() if runs.is_dir() else ())):
+        try:
+            files += [run / "result.json"] if (run / "result.json").is_file() else []
+        except OSError as error:
+            warn(f"{file_error(error)}; it is left out")
+    return sorted(files)
 
 
 def entries(results: Sequence[Result]) -> list[Entry]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +11,6 @@ from typing import Any
 
 import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 from torch import Tensor
 
 from cclis.methods.registry import OURS, recorded
@@ -24,12 +25,24 @@ MOST_SHOWN = 2000
 
 def environment() -> Environment:
     """The templates of pages; names in them are shown as text, never run."""
-    templates = Environment(
-        loader=PackageLoader("cclis.report"), autoescape=True, undefined=StrictUndefined
-    )
-    templates.globals["plotly"] = _plotly
+    loader = PackageLoader("cclis.report")
+    templates = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    drawing, _, _ = loader.get_source(templates, "page.js")
+    templates.globals["drawing_scripts"] = lambda: (_plotly(), drawing)
+    templates.filters["content_security_policy"] = content_security_policy
     templates.filters["as_data"] = as_data
     return templates
+
+
+def content_security_policy(scripts: Sequence[str]) -> str:
+    """The policy of a page: it loads nothing, and runs only these scripts.
+
+    Styles are not restricted: plotly and the figures as SVG set them on elements.
+    """
+    digests = [base64.b64encode(hashlib.sha256(code.encode()).digest()) for code in scripts]
+    allowed = " ".join(f"'sha256-{digest.decode()}'" for digest in digests) or "'none'"
+    rules = ("default-src 'none'", f"script-src {allowed}", "style-src 'unsafe-inline'")
+    return "; ".join((*rules, "img-src data:", "base-uri 'none'", "form-action 'none'"))
 
 
 def render(
@@ -82,12 +95,12 @@ def render(
     )
 
 
-def as_data(value: Any) -> Markup:
+def as_data(value: Any) -> str:
     """JSON to stand within a script element; nothing in it can end the element."""
     text = json.dumps(value, separators=(",", ":"))
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return Markup(text)
+    return text
 
 
 def _paper(result: Result) -> dict[str, Any]:
@@ -141,7 +154,8 @@ def _memory(
     return shown, kept
 
 
-def _plotly() -> Markup:
+def _plotly() -> str:
     from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
-    return Markup(get_plotlyjs())
+    code: str = get_plotlyjs()
+    return code

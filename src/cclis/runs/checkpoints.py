@@ -16,8 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import cclis
-from cclis.errors import InputError
-from cclis.files import pack_tensors, read_json, unpack_tensors, write_atomically, write_json
+from cclis.errors import InputError, NotEnoughMemoryError, os_errors
+from cclis.files import (
+    pack_tensors,
+    read_json,
+    read_packed,
+    remove,
+    unpack_tensors,
+    write_atomically,
+    write_json,
+)
 
 FORMAT = 3
 """Raised whenever older checkpoints can no longer be resumed."""
@@ -61,9 +69,11 @@ class Checkpoints:
         write_json(self._newest, {"name": name})
         for old in self.names[:-KEPT]:
             if "step" in old:
-                # The manifest first: what is left without one counts as never finished.
-                self._manifest(old).unlink(missing_ok=True)
-                self._tensors(old).unlink(missing_ok=True)
+                # What cannot be removed costs room and nothing else.
+                with suppress(OSError):
+                    # The manifest first: what is left without one counts as never finished.
+                    self._manifest(old).unlink(missing_ok=True)
+                    self._tensors(old).unlink(missing_ok=True)
 
     def load(self, name: str) -> State:
         """Read a checkpoint, if it is what was written."""
@@ -81,9 +91,9 @@ class Checkpoints:
             # The size first, so that a file of another size is not read at all.
             if path.stat().st_size != size:
                 raise InputError(f"{path} is damaged: it has not the {size} bytes it had")
-            content = path.read_bytes()
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror}") from None
+        content = read_packed(path)
         if hashlib.sha256(content).hexdigest() != digest:
             raise InputError(f"{path} is damaged: its checksum is not what it was")
         tensors, description = unpack_tensors(content, str(path))
@@ -108,7 +118,7 @@ class Checkpoints:
         for name in reversed(names):
             try:
                 state = self.load(name)
-            except OtherVersionError:
+            except (OtherVersionError, NotEnoughMemoryError):
                 raise
             except InputError as error:
                 damaged.append(name)
@@ -134,17 +144,20 @@ class Checkpoints:
 
     def _clean(self, damaged: Sequence[str]) -> None:
         for name in damaged:
-            self._manifest(name).unlink(missing_ok=True)
+            remove(self._manifest(name))
         whole = set(self.names)
         hidden = (*self.folder.glob(".task-*"), *self.folder.glob(".newest.json.*"))
         for path in (*self._files("*.safetensors"), *hidden):
             if path.stem not in whole:
-                path.unlink(missing_ok=True)
+                remove(path)
 
     def _files(self, pattern: str) -> list[Path]:
         """Files of checkpoints; others are none of our business."""
-        found = (path for path in self.folder.glob(pattern) if NAME.fullmatch(path.stem))
-        return [path for path in found if path.is_file()]
+        # Not by glob, which finds nothing where it may not look: all would seem to be lost.
+        with os_errors(f"cannot read {self.folder}"):
+            there = self.folder.iterdir() if self.folder.is_dir() else ()
+            found = [p for p in there if p.match(pattern) and NAME.fullmatch(p.stem)]
+            return [path for path in found if path.is_file()]
 
     @property
     def _newest(self) -> Path:

@@ -19,13 +19,23 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from filelock import FileLock, Timeout
 from torch import Tensor
 
-from cclis.errors import InputError
-from cclis.files import read_json, read_tensors, write_atomically, write_json, write_tensors
+from cclis.errors import InputError, os_errors
+from cclis.files import (
+    JSON_TIMES,
+    MAX_JSON_BYTES,
+    read_bytes,
+    read_json,
+    read_tensors,
+    remove,
+    write_atomically,
+    write_json,
+    write_tensors,
+)
 from cclis.methods.registry import recorded_config, slug
 from cclis.runs.checkpoints import Checkpoints
+from cclis.runs.lock import locked, refuse_another
 from cclis.runs.records import Record, Result, record_from_json
 from cclis.settings import Config, read_yaml
 
@@ -35,8 +45,10 @@ class Run:
 
     def __init__(self, path: Path):
         self.path = path
+        self._handle: int | None = None  # of the folder, while it is locked
 
     @classmethod
+    @os_errors()
     def create(cls, config: Config) -> Run:
         """A new directory for a run with these settings; nothing is overwritten."""
         if config.output is not None:
@@ -55,6 +67,7 @@ class Run:
         return run
 
     @classmethod
+    @os_errors()
     def open(cls, path: str | Path) -> Run:
         """A directory that a run has written."""
         run = cls(Path(path))
@@ -75,17 +88,12 @@ class Run:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """While the block runs, no other process may write into this directory."""
-        lock = FileLock(self.path / ".lock", timeout=0)
-        try:
-            lock.acquire()
-        except Timeout:
-            raise InputError(f"another process is working on {self.path}") from None
-        except OSError as error:
-            raise _cannot_write(self.path / ".lock", error) from None
-        try:
-            yield
-        finally:
-            lock.release()
+        with locked(self.path) as handle:
+            self._handle = handle
+            try:
+                yield
+            finally:
+                self._handle = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -112,45 +120,43 @@ class Run:
 
     def log(self, record: Record) -> None:
         """Append a line to metrics.jsonl."""
-        try:
-            with self._log.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record.to_json()) + "\n")
-        except OSError as error:
-            raise InputError(f"cannot write {self._log}: {error.strerror}") from None
+        self._refuse_another()
+        with os_errors(f"cannot write {self._log}"), self._log.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record.to_json()) + "\n")
 
     @property
     def logged(self) -> int:
         """How many bytes the log has."""
-        return self._log.stat().st_size if self._log.exists() else 0
+        with os_errors(f"cannot read {self._log}"):
+            return self._log.stat().st_size if self._log.exists() else 0
 
     def sync_log(self) -> None:
         """Make sure that what was logged is on the disk."""
-        if self._log.exists():
-            with self._log.open("rb") as file:
+        self._refuse_another()
+        if self.logged:
+            with os_errors(f"cannot write {self._log}"), self._log.open("rb") as file:
                 os.fsync(file.fileno())
 
     def unlog(self, size: int) -> None:
         """Forget what was logged after it had that size: it will happen again."""
-        try:
-            if self.logged > size:
+        if self.logged > size:
+            with os_errors(f"cannot write {self._log}"):
                 os.truncate(self._log, size)
-        except OSError as error:
-            raise _cannot_write(self._log, error) from None
 
     def clean(self) -> None:
         """Remove what interrupted writing left behind; nobody else may be writing here."""
         for name in ("config.yaml", "analysis.safetensors", "result.json", "report.html"):
             for path in self.path.glob(f".{name}.*"):
-                path.unlink(missing_ok=True)
+                remove(path)
 
     @property
     def records(self) -> list[Record]:
         """What was logged; a last line that was not written to its end is left out."""
         if not self.logged:
             return []
+        content = read_bytes(self._log, MAX_JSON_BYTES, times=JSON_TIMES)
         try:
-            text = self._log.read_text(encoding="utf-8")
-            lines = [json.loads(line) for line in text.split("\n")[:-1]]
+            lines = [json.loads(line) for line in content.decode().split("\n")[:-1]]
         except (ValueError, RecursionError) as error:
             raise InputError(f"{self._log} holds a line that is not JSON: {error}") from None
         return [
@@ -174,6 +180,11 @@ class Run:
     def save_result(self, result: Result) -> None:
         """Write the result: the run has ended."""
         write_json(self.path / "result.json", result.to_json())
+
+    def _refuse_another(self) -> None:
+        """What lies here now may be another run's, which must not be written into."""
+        if self._handle is not None:
+            refuse_another(self.path, self._handle)
 
     @property
     def _log(self) -> Path:

@@ -34,6 +34,7 @@ class TuneOptions(Options):
         "YAML file of what to try, such as `learning_rate: [0.1, 1.0]`; with tpe also ranges, such "
         "as `learning_rate: {low: 0.01, high: 1.0, log: true}` [default: one for the method, the "
         "paper's for cclis, without the settings given as flags].",
+        kind="place",
     )
     storage: str | None = setting(
         None,
@@ -69,6 +70,7 @@ class StudyOptions(Options):
     output: str | None = setting(
         None,
         "Folder for pages and runs, shared by the studies of a scale [default: studies/SCALE].",
+        kind="place",
     )
     jobs: int | None = setting(
         None,

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import math
 import numbers
+import os
 import types
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -143,6 +144,8 @@ def check_value(group: type[Any], name: str, value: Any) -> None:
         if get_origin(hint) is Literal:
             raise unknown(name, str(value), get_args(hint))
         raise InputError(f"{name} must be {_in_words(hint)}, not {value!r}")
+    if info.kind == "place" and isinstance(value, str) and not _is_path(value):
+        raise InputError(f"{name} must be a path, not {value!r}: no path has these characters")
     values = value if isinstance(value, list) else [value]
     for number in values:
         if not isinstance(number, numbers.Real) or isinstance(number, bool):
@@ -162,6 +165,13 @@ def _fits(value: Any, kind: Any) -> bool:
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, NUMBERS.get(kind, kind))
+
+
+def _is_path(value: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:
+        return False
 
 
 def _is_union(hint: Any) -> bool:

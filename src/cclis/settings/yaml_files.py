@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from cclis.errors import InputError
+from cclis.files import read_bytes
 
 LONGEST = 1 << 16
 """Bytes of the longest file that is read."""
@@ -49,13 +50,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def read_yaml_lines(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     """The same, and in which line of the file each setting stands, from 1."""
     try:
-        if path.stat().st_size > LONGEST:
-            raise InputError(f"cannot read {path}: it is too long for a file of settings")
-        text = path.read_text(encoding="utf-8")
+        text = read_bytes(path, LONGEST).decode()
         _refuse_aliases_and_depth(text)
         loaded = yaml.load(text, Loader=_Loader)
         node = yaml.compose(text, Loader=_Loader)
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (ValueError, yaml.YAMLError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"cannot read {path}: {error}") from None

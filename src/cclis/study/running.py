@@ -18,7 +18,7 @@ from multiprocessing.process import BaseProcess
 from cclis.errors import InputError
 from cclis.experiment.interruption import STOPPED, Interrupted, Interruption
 from cclis.methods import get
-from cclis.progress import Progress
+from cclis.progress import Progress, Screen, print_line
 from cclis.report.paper import compared_head
 from cclis.runs.directory import Run
 from cclis.runs.records import Result
@@ -83,10 +83,12 @@ def _processes() -> SpawnContext | ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["cclis.experiment.loop", "sklearn.datasets"])
     if threading.current_thread() is threading.main_thread():
-        # A key pressed in the terminal must not end the server while it imports.
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # A key pressed in the terminal must not end the server, nor the terminal when it closes.
+        numbers = (signal.SIGINT, signal.SIGHUP)
+        before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
         forkserver.ensure_running()
-        signal.signal(signal.SIGINT, before)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
     return context
 
 
@@ -99,8 +101,8 @@ def _work(
     except Interrupted:
         sys.exit(STOPPED)
     except InputError as error:
-        print(error, file=sys.stderr)
         tell.send(str(error))
+        print_line(Screen(stderr=True), str(error))
         sys.exit(2)
     except Exception as error:
         tell.send(f"{type(error).__name__}: {error}")

@@ -159,15 +159,15 @@ def _read_binary_batch(
     folder: Path, name: str, records: int, layout: CifarLayout
 ) -> tuple[Uint8, Int64]:
     file = folder / f"{name}.bin"
-    raw = np.frombuffer(read_bytes(file), dtype=np.uint8)
     expected = records * layout.record_bytes
-    if len(raw) != expected:
-        problem = "truncated" if len(raw) < expected else f"not a {layout.title} file"
+    size = file.stat().st_size if file.is_file() else expected
+    if size != expected:
+        problem = "truncated" if size < expected else f"not a {layout.title} file"
         raise InputError(
-            f"{file} has {len(raw)} bytes, but should have {expected}: it is {problem}; "
+            f"{file} has {size} bytes, but should have {expected}: it is {problem}; "
             "download it again"
         )
-    raw = raw.reshape(records, layout.record_bytes)
+    raw = np.frombuffer(read_bytes(file), dtype=np.uint8).reshape(records, layout.record_bytes)
     labels = raw[:, layout.label_bytes - 1].astype(np.int64)
     _check_labels(file, int(labels.max()), layout)
     return raw[:, layout.label_bytes :], labels

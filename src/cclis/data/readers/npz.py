@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import math
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,20 @@ from cclis.data.images import as_uint8_images
 from cclis.data.readers.dataset import Dataset, Split, Uint8
 from cclis.data.readers.text import first_line, text
 from cclis.errors import InputError
+from cclis.files import check_memory, open_regular
+
+BLOCK = 1 << 20
+"""Bytes that are read at once."""
+MAX_EXPANSION = 200
+"""Largest ratio of unpacked to packed size."""
+MAX_SUDDEN = 1 << 30
+"""Bytes up to which any ratio is allowed: few images may well be blank."""
+TEXT_TIMES = 20
+"""Text takes so many times its bytes in memory once each value is an object."""
+HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 
 
 def read_npz(path: Path) -> Dataset:
@@ -26,7 +42,7 @@ def read_npz(path: Path) -> Dataset:
         path: The file, or a folder that contains exactly one .npz file.
     """
     if path.is_dir():
-        files = sorted(path.glob("*.npz"))
+        files = sorted(file for file in path.iterdir() if file.suffix == ".npz")
         if len(files) != 1:
             raise InputError(
                 f"{path} contains {len(files)} .npz files instead of one; give the path of the file"
@@ -64,30 +80,82 @@ def _load(path: Path) -> dict[str, NDArray[Any]]:
     keys = ("x_train", "y_train", "x_test", "y_test")
     if not path.is_file():
         raise InputError(f"no file {path}: expected a .npz file with {', '.join(keys)}")
-    if not zipfile.is_zipfile(path):
-        raise InputError(f"{path} is not a .npz file; write one with numpy.savez")
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            missing = [key for key in keys if key not in file]
-            if missing:
-                raise InputError(
-                    f"{path} has no array '{missing[0]}': expected {', '.join(keys)}; "
-                    f"it contains {', '.join(file.files) or 'nothing'}"
-                )
-            # A member that is not an array is returned as bytes.
-            arrays = {key: np.asarray(file[key]) for key in (*keys, "class_names") if key in file}
-        for array in arrays.values():
-            if array.dtype.kind == "U":
-                array.tolist()  # raises if a value is not a Unicode character
-        return arrays
-    except InputError:
-        raise
-    # Damaged archives can raise almost any exception.
-    except Exception as error:
+    with open_regular(path) as opened:
+        file = _Blocks(opened.raw)
+        try:
+            if not zipfile.is_zipfile(file):
+                raise InputError(f"{path} is not a .npz file; write one with numpy.savez")
+            with zipfile.ZipFile(file) as archive:
+                members = {i.filename.removesuffix(".npy"): i for i in archive.infolist()}
+                missing = [key for key in keys if key not in members]
+                if missing:
+                    raise InputError(
+                        f"{path} has no array '{missing[0]}': expected {', '.join(keys)}; "
+                        f"it contains {', '.join(members) or 'nothing'}"
+                    )
+                chosen = [key for key in (*keys, "class_names") if key in members]
+                _refuse_bomb(path, archive, [members[key] for key in chosen])
+                arrays = {key: _array(archive, members[key]) for key in chosen}
+            for array in arrays.values():
+                if array.dtype.kind == "U":
+                    array.tolist()  # raises if a value is not a Unicode character
+            return arrays
+        except InputError:
+            raise
+        # Damaged archives can raise almost any exception.
+        except Exception as error:
+            raise InputError(
+                f"cannot read {path} as a .npz file ({first_line(error)}); "
+                "write it again with numpy.savez"
+            ) from error
+
+
+class _Blocks(io.BufferedReader):
+    """A file that is read in small blocks, because an archive may claim an index of any size."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Read up to `size` bytes."""
+        size = BLOCK + 1 if size is None or size < 0 else min(size, BLOCK + 1)
+        content = super().read(size)
+        if len(content) > BLOCK:
+            raise ValueError(f"an entry of more than {BLOCK:,} bytes")
+        return content
+
+
+def _refuse_bomb(path: Path, archive: zipfile.ZipFile, members: Sequence[zipfile.ZipInfo]) -> None:
+    """Refuse arrays that are cut, or that would take more memory than there is or is usual."""
+    packed = unpacked = needed = 0
+    for member in members:
+        size, dtype = _claimed(archive, member)
+        packed, unpacked = packed + member.compress_size, unpacked + size
+        needed += size * (TEXT_TIMES if dtype.kind in "SU" else 2)
+    if unpacked > max(MAX_EXPANSION * packed, MAX_SUDDEN):
         raise InputError(
-            f"cannot read {path} as a .npz file ({first_line(error)}); "
-            "write it again with numpy.savez"
-        ) from error
+            f"{path} would expand from {packed:,} to {unpacked:,} bytes, which images do not; if "
+            "they are right, write them with numpy.savez, not compressed"
+        )
+    check_memory(path, needed)
+
+
+def _claimed(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> tuple[int, np.dtype[Any]]:
+    """How many bytes an array claims to have, and of which type; no more than are there."""
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"{member.filename} is compressed in another way than numpy does")
+    with archive.open(member) as file:
+        shape, _, dtype = HEADERS[np.lib.format.read_magic(file)](file)
+    # Text of no length has no bytes either, however much of it there is.
+    claimed = math.prod(shape) * max(dtype.itemsize, 1)
+    if claimed > member.file_size:
+        raise ValueError(
+            f"{member.filename} claims {claimed:,} bytes, and has {member.file_size:,}"
+        )
+    return claimed, dtype
+
+
+def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
+    with archive.open(member) as file:
+        array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+    return array
 
 
 def _images(path: Path, key: str, arrays: Mapping[str, NDArray[Any]]) -> Uint8:

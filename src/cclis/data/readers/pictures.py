@@ -23,6 +23,8 @@ _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", "
 
 MAX_PIXELS = 80_000_000
 """Pixels of the largest image that is decoded, because a small file may claim any size."""
+MAX_BYTES = 8 * MAX_PIXELS
+"""Size of the largest image file that is opened."""
 Files = list[tuple[Path, int]]
 """Image files with their classes."""
 
@@ -72,6 +74,8 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         # Opening something else, such as a pipe, could block forever.
         if not path.is_file():
             raise InputError(f"{path} is missing or not a regular file; replace or remove it")
+        if path.stat().st_size > MAX_BYTES:
+            raise InputError(f"{path} has more than {MAX_BYTES:,} bytes; scale it down first")
         with Image.open(path) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise InputError(

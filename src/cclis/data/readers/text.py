@@ -6,16 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from cclis.errors import InputError
+from cclis.files import read_bytes as read_regular
+
+MAX_BYTES = 1 << 29
+"""Size of the largest file that is read whole; the largest of CIFAR's has 155 MB."""
 
 
 def read_bytes(file: Path) -> bytes:
     """Read a required file of a dataset."""
     if not file.is_file():
         raise InputError(f"{file} is missing; download the dataset again, or put the file there")
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read {file} ({error.strerror})") from error
+    return read_regular(file, MAX_BYTES, times=2)
 
 
 def lines(file: Path) -> list[str]:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from cclis.data.locks import locked
 from cclis.data.readers.dataset import Dataset, Split, Uint8
 from cclis.data.readers.pictures import Files, decode, images_in, in_parallel, labels_of
 from cclis.data.readers.text import lines
 from cclis.errors import InputError
-from cclis.files import atomic_writer, write_json
+from cclis.files import atomic_writer, check_memory, open_regular, read_json, write_json
 from cclis.progress import QUIET, Progress
 
 TINY_IMAGENET = "tiny-imagenet-200"
 TINY_CACHE = "cclis-cache-v1"
+ARRAYS = ("images", "labels")
 
 
 def find_tiny_imagenet(root: Path) -> Path | None:
@@ -54,11 +58,13 @@ def read_tiny_imagenet(root: Path, progress: Progress = QUIET) -> Dataset:
                 raise InputError(
                     f"no images in {folder / 'train' / wnid / 'images'}; unpack the archive again"
                 )
-        try:
-            _write_cache(cache, ids, files, progress)
-            splits = _open_cache(cache, ids, files)
-        except OSError:  # the disk is read-only or full
-            splits = None
+        # The disk may be read-only or full. What is wrong with an image is said below again.
+        lock = locked(folder / f".{TINY_CACHE}.lock", f"decoding {folder}", progress)
+        with suppress(OSError, InputError), lock:
+            splits = _open_cache(cache, ids, files)  # another process may have written it
+            if splits is None:
+                _write_cache(cache, ids, files, progress)
+                splits = _open_cache(cache, ids, files)
     if splits is None:
         splits = {
             split: Split(np.concatenate(list(_images(listed, progress))), labels_of(listed))
@@ -132,26 +138,32 @@ def _open_cache(
 ) -> dict[str, Split] | None:
     """Open the cached splits; None if they are missing, incomplete, or of other images."""
     try:
-        manifest = json.loads((cache / "manifest.json").read_text())
+        manifest = read_json(cache / "manifest.json")
         if manifest["classes"] != list(ids):
             return None
         splits = {}
         for split, listed in files.items():
-            images = np.load(cache / f"{split}_images.npy", mmap_mode="r", allow_pickle=False)
-            labels = np.load(cache / f"{split}_labels.npy", allow_pickle=False)
+            images, labels = (_mapped(cache / f"{split}_{what}.npy") for what in ARRAYS)
             if (
-                not len(labels) == len(images) == manifest[split]
+                not labels.shape == images.shape[:1] == (manifest[split],)
                 # The image files may be deleted to save space once they are decoded.
                 or len(listed) not in (0, len(labels))
-                or (images.dtype, images.ndim, images.shape[-1]) != (np.uint8, 4, 3)
+                or (images.dtype.str, images.ndim, images.shape[-1]) != ("|u1", 4, 3)
                 or labels.dtype != np.int64
                 or not 0 <= labels.min() <= labels.max() < len(ids)
             ):
                 return None
-            splits[split] = Split(images, labels)
-    except (OSError, ValueError, LookupError, TypeError, EOFError):
+            check_memory(cache, labels.nbytes)
+            splits[split] = Split(images, np.array(labels))
+    except (OSError, ValueError, LookupError, TypeError, EOFError, RecursionError, MemoryError):
         return None
     return splits
+
+
+def _mapped(path: Path) -> NDArray[Any]:
+    with open_regular(path):  # a pipe would wait
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    return array
 
 
 def _write_cache(
@@ -160,6 +172,9 @@ def _write_cache(
     cache.mkdir(exist_ok=True)
     manifest = cache / "manifest.json"
     manifest.unlink(missing_ok=True)
+    for name in ("manifest.json", *(f"{split}_{what}.npy" for split in files for what in ARRAYS)):
+        for leftover in cache.glob(f".{name}.*"):  # of a process that was killed
+            leftover.unlink()
     for split, listed in files.items():
         with atomic_writer(cache / f"{split}_labels.npy") as file:
             np.save(file, labels_of(listed), allow_pickle=False)
