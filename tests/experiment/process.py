@@ -1,16 +1,21 @@
-"""Real processes of `cclis train`, forked from one that has imported everything once."""
+"""Real processes of `cclis`, forked from one that has imported everything once."""
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import termios
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+
+import pytest
 
 from cclis.cli import entry, main
 
@@ -20,13 +25,14 @@ SERVER.set_forkserver_preload(
 )
 
 
-class Training:
-    """A process of `cclis train`."""
+class Process:
+    """A process of `cclis`."""
 
-    def __init__(self, arguments: tuple[str, ...]):
+    def __init__(self, target: Callable[..., None], *arguments: object):
         with tempfile.NamedTemporaryFile(delete=False) as errors:
             self._errors = Path(errors.name)
-        self._process = SERVER.Process(target=_train, args=(arguments, errors.name), daemon=True)
+        arguments = (errors.name, *arguments)
+        self._process = SERVER.Process(target=target, args=arguments, daemon=True)
         self._process.start()
 
     @property
@@ -50,16 +56,30 @@ class Training:
         return errors
 
 
-def _train(arguments: tuple[str, ...], errors: str) -> None:
+def _run(errors: str, arguments: tuple[str, ...]) -> None:
     with open(os.devnull, "w") as nothing, open(errors, "w") as file:
         os.dup2(nothing.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    sys.exit(main(["train", *arguments]))
+    sys.exit(main(list(arguments)))
 
 
-def start(*arguments: str) -> Training:
-    """Start `cclis train` with these arguments."""
-    return Training(arguments)
+def start(*arguments: str, command: str = "train") -> Process:
+    """Start a command of `cclis` with these arguments."""
+    return Process(_run, (command, *arguments))
+
+
+def start_apart(*arguments: str, before: str = "", after: str = "", **variables: str) -> Process:
+    """Start `cclis train` without a network and with mounts that no other process sees.
+
+    Args:
+        arguments: Those of `cclis train`.
+        before: What a shell does before it, such as mount.
+        after: What a shell does after it.
+        variables: Other values of the environment.
+    """
+    if subprocess.run(["unshare", "-rmn", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine allows no namespaces")
+    return Process(_run_apart, ("train", *arguments), before, after, variables)
 
 
 def start_in_terminal(
@@ -76,6 +96,23 @@ def start_writing_to(file: str, arguments: tuple[str, ...]) -> BaseProcess:
     process = SERVER.Process(target=_writing_to, args=(file, arguments))
     process.start()
     return process
+
+
+def _run_apart(
+    errors: str, arguments: tuple[str, ...], before: str, after: str, variables: dict[str, str]
+) -> None:
+    ids = {"uid": os.getuid(), "gid": os.getgid()}
+    # Of users, so that anybody may have the others; of mounts; and of the network.
+    assert ctypes.CDLL(None).unshare(0x10000000 | 0x00020000 | 0x40000000) == 0
+    Path("/proc/self/setgroups").write_text("deny")
+    for name, number in ids.items():
+        Path(f"/proc/self/{name}_map").write_text(f"0 {number} 1")
+    subprocess.run(f"mount --make-rprivate / && {before or 'true'}", shell=True, check=True)
+    os.environ.update(variables)
+    try:
+        _run(errors, arguments)
+    finally:
+        subprocess.run(after, shell=True, check=True)
 
 
 def _in_terminal(terminal: str, arguments: tuple[str, ...], ignoring_hangups: bool) -> None:

@@ -9,8 +9,6 @@ import random
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -24,10 +22,9 @@ from cclis.cli import main
 from cclis.experiment.interruption import STOPPED
 from cclis.runs.directory import Run
 from tests.conftest import FIGURES, QUICK
-from tests.experiment.process import start
+from tests.experiment.process import start, start_apart
 
 KILLS = int(os.environ.get("CCLIS_KILLS", "5"))
-COMMAND = [sys.executable, "-c", "from cclis.cli import entry; entry()"]
 SETTINGS = {
     **QUICK,
     "tasks": "[2,2,2]",
@@ -218,33 +215,17 @@ def test_two_processes_on_one_run_are_refused(tmp_path) -> None:
     first.wait()
 
 
-def in_a_namespace(script: str) -> subprocess.CompletedProcess[str]:
-    """A shell that may mount file systems nobody else sees."""
-    if subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode:
-        pytest.skip("this machine allows no mounts")
-    return subprocess.run(
-        ["unshare", "-rm", "bash", "-c", script], capture_output=True, text=True, check=False
-    )
-
-
-def quoted(*arguments: str) -> str:
-    import shlex
-
-    return shlex.join([*COMMAND, *arguments])
-
-
 def test_a_full_disk_is_a_sentence_and_the_last_checkpoint_is_whole(tmp_path) -> None:
     disk, saved = tmp_path / "disk", tmp_path / "saved"
     disk.mkdir()
-    run = quoted("train", "--output", str(disk / "run"), *flags(checkpoint_minutes=0))
     # Room for a few checkpoints; each task leaves one for good.
-    done = in_a_namespace(
-        f"mount -t tmpfs -o size=400k tmpfs {disk} && {run}; code=$?; "
-        f"cp -a {disk}/run {saved}; exit $code"
-    )
-    assert done.returncode == 2, done.stderr
-    assert "No space left on device" in done.stderr
-    assert "Traceback" not in done.stderr
+    room, keep = f"mount -t tmpfs -o size=400k tmpfs {disk}", f"cp -a {disk}/run {saved}"
+    run = ("--output", str(disk / "run"), *flags(checkpoint_minutes=0))
+    process = start_apart(*run, before=room, after=keep)
+    errors = process.wait()
+    assert process.returncode == 2, errors
+    assert "No space left on device" in errors
+    assert "Traceback" not in errors
     there = Run.open(saved)
     warnings: list[str] = []
     assert there.checkpoints.newest(warnings.append) is not None
@@ -285,31 +266,30 @@ def test_a_broken_disk_is_a_sentence_and_the_run_goes_on_once_it_works(
 def test_a_read_only_output_is_said_before_training(tmp_path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    run = quoted("train", "--output", str(disk / "run"), *flags())
-    done = in_a_namespace(f"mount -t tmpfs -o ro tmpfs {disk} && {run}")
-    assert done.returncode == 2
-    assert "Read-only file system" in done.stderr
-    assert "training" not in done.stderr
+    run = ("--output", str(disk / "run"), *flags())
+    process = start_apart(*run, before=f"mount -t tmpfs -o ro tmpfs {disk}")
+    errors = process.wait()
+    assert process.returncode == 2
+    assert "Read-only file system" in errors
+    assert "training" not in errors
 
 
 def test_the_temp_folder_may_be_on_another_file_system(uninterrupted: Run, tmp_path) -> None:
     elsewhere = tmp_path / "tmp"
     elsewhere.mkdir()
-    run = quoted("train", "--output", str(tmp_path / "run"), *flags())
+    run = ("--output", str(tmp_path / "run"), *flags())
     # One without room for anything: a file that passed through it could not be written.
-    done = in_a_namespace(
-        f"mount -t tmpfs -o size=4k tmpfs {elsewhere} && TMPDIR={elsewhere} {run}"
-    )
-    assert done.returncode == 0, done.stderr
+    no_room = f"mount -t tmpfs -o size=4k tmpfs {elsewhere}"
+    process = start_apart(*run, before=no_room, TMPDIR=str(elsewhere))
+    errors = process.wait()
+    assert process.returncode == 0, errors
     assert_same_end(Run.open(tmp_path / "run"), uninterrupted)
 
 
 def test_a_run_needs_no_network(uninterrupted: Run, tmp_path) -> None:
-    if subprocess.run(["unshare", "-rn", "true"], capture_output=True, check=False).returncode:
-        pytest.skip("this machine allows no network namespaces")
-    run = ["unshare", "-rn", *COMMAND, "train", "--output", str(tmp_path / "run"), *flags()]
-    done = subprocess.run(run, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    process = start_apart("--output", str(tmp_path / "run"), *flags())
+    errors = process.wait()
+    assert process.returncode == 0, errors
     assert_same_end(Run.open(tmp_path / "run"), uninterrupted)
 
 

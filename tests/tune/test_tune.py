@@ -5,10 +5,8 @@ from __future__ import annotations
 import csv
 import dataclasses
 import math
-import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -36,6 +34,7 @@ from cclis.tune import tuning as module
 from cclis.tune.space import GRIDS, RATES, points, space_of
 from cclis.tune.tuning import Trial, lags, tune
 from tests.conftest import CONFIGS, QUICK, Bars
+from tests.experiment.process import start
 from tests.report.made import accuracy as made
 from tests.report.made import result
 
@@ -288,26 +287,23 @@ def test_an_interrupted_trial_goes_on_where_it_was(tmp_path: Path, monkeypatch) 
     assert [t.accuracy for t in trials[:1]] == [t.accuracy for t in whole]
 
 
-COMMAND = [sys.executable, "-c", "from cclis.cli import entry; entry()"]
-
-
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=lambda s: s.name)
 def test_a_killed_tuning_goes_on(how: signal.Signals, tmp_path: Path) -> None:
     settings = {**SMALL, "epochs": 25, "seeds": 1, "grid": write_grid(tmp_path), "trials": 1}
     flags = [f"--{name}={value}" for name, value in settings.items()]
-    command = ["tune", *flags, "--output", str(tmp_path / "tuning")]
-    first = subprocess.Popen([*COMMAND, *command], stderr=subprocess.PIPE, text=True)
+    command = [*flags, "--output", str(tmp_path / "tuning")]
+    first = start(*command, command="tune")
     runs = tmp_path / "tuning" / "runs"
     # In the first run, between two steps.
     while first.poll() is None and not list(runs.glob("*/seed0/metrics.jsonl")):
         time.sleep(0.01)
-    os.kill(first.pid, how)
-    said = first.communicate()[1]
+    first.send_signal(how)
+    said = first.wait()
     if how == signal.SIGINT:
         assert first.returncode == STOPPED
         assert "stopped by SIGINT; the same command resumes it" in said
     assert not list(runs.glob("*/seed0/result.json"))
-    assert main(command) == 0
+    assert main(["tune", *command]) == 0
     with (tmp_path / "tuning" / "trials.csv").open() as file:
         states = [row["state"] for row in csv.DictReader(file)]
     assert states == ["complete", "interrupted"]
